@@ -1,0 +1,1 @@
+"""Independent implementations to compare lily with, and the tiny random checkpoints they are compared on."""
