@@ -3,11 +3,12 @@
     pip install torch==2.13.0 transformers==5.24.0 tokenizers safetensors jinja2
     python tools/train_demo.py --out src/lily_py/demo --work build/demo --minutes 50
 
-A hybrid of the family's architecture (gated delta net, gated attention, experts, a shared expert, an MTP head) learns
-generated conversations through its own chat template, in three phases: copying and sums in short rows, then every kind
-of task in rows that hold whole tool conversations, then the MTP head alone on the frozen trunk. `--work` holds the
-newest checkpoint; `--export-only` writes the folder from it, also while a training runs. With `--steps` in place of
-`--minutes` a run repeats exactly on one machine and thread count.
+A hybrid of the family's architecture (gated delta net, gated attention, experts, a shared expert, an MTP
+head) learns generated conversations through its own chat template, in three phases: copying and sums in
+short rows, then every kind of task in rows that hold whole tool conversations, then the MTP head alone on
+the frozen trunk. `--work` holds the newest checkpoint; `--export-only` writes the folder from it, also
+while a training runs. With `--steps` in place of `--minutes` a run repeats exactly on one machine and
+thread count.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ def make_rows(sampler: Sampler, mix: dict[str, float], count: int, length: int, 
     items = encode(tokenizer, [template.render(c) for c in conversations])
     kinds = [c.kind for c in conversations]
     ids, classes, dropped = pack(items, kinds, length, tokenizer.token_to_id("<|endoftext|>"))
-    print(f"{count} conversations in {len(ids)} rows of {length}, {ids.size / 1e6:.1f} M tokens, answers "
-          f"{(classes == 2).mean():.2f}, padding {(classes == 0).mean():.3f}, dropped {dict(dropped)}", flush=True)
+    print(
+        f"{count} conversations in {len(ids)} rows of {length}, {ids.size / 1e6:.1f} M tokens, answers "
+        f"{(classes == 2).mean():.2f}, padding {(classes == 0).mean():.3f}, dropped {dict(dropped)}",
+        flush=True,
+    )
     if sum(dropped.values()) > count // 100:
         raise RuntimeError("more than 1 % of the conversations exceed the rows: use longer rows")
     return Rows(ids, classes)
@@ -83,12 +87,19 @@ def evaluate(network: DemoNetwork, rows: Rows) -> tuple[float, float]:
     return float(np.mean([r[0] for r in results])), float(np.mean([r[1] for r in results]))
 
 
+def report(what: str, measured: tuple[float, float]) -> None:
+    """Print what `evaluate` measured."""
+    print(f"{what}: {measured[0]:.4f} nats a token on answers, MTP agreement {measured[1]:.4f}", flush=True)
+
+
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--out", type=Path, default=ROOT / "src/lily_py/demo", help="folder of the MLX checkpoint")
     p.add_argument("--work", type=Path, default=ROOT / "build/demo", help="folder of the training checkpoint")
-    p.add_argument("--questions", type=Path, default=ROOT / "tests/demo/questions.json", help="what to keep out")
+    p.add_argument(
+        "--questions", type=Path, default=ROOT / "tests/demo/questions.json", help="what to keep out"
+    )
     p.add_argument("--minutes", type=float, default=50, help="training time")
     p.add_argument("--steps", type=int, help="train this many steps whatever the time")
     p.add_argument("--threads", type=int, default=2)
@@ -99,7 +110,9 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--conversations", type=int, default=120_000)
     p.add_argument("--warm-up", type=float, default=0.15, help="share of the training for copying and sums")
     p.add_argument("--mtp", type=float, default=0.13, help="share of the training for the MTP head")
-    p.add_argument("--prompt-weight", type=float, default=0.03, help="loss weight of tokens that aren't answers")
+    p.add_argument(
+        "--prompt-weight", type=float, default=0.03, help="loss weight of tokens that aren't answers"
+    )
     p.add_argument("--hidden", type=int, default=128)
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--experts", type=int, default=8)
@@ -117,7 +130,9 @@ def save(network: DemoNetwork, tokenizer: Tokenizer, a: argparse.Namespace) -> N
     new.replace(a.work / "checkpoint.pt")
 
 
-def train(network: DemoNetwork, tokenizer: Tokenizer, phases: list[Rows], validation: Rows, a: argparse.Namespace) -> None:
+def train(
+    network: DemoNetwork, tokenizer: Tokenizer, phases: list[Rows], validation: Rows, a: argparse.Namespace
+) -> None:
     """Run the three phases and leave the result in `network` and in the work folder."""
     trunk, head = list(network.trunk.parameters()), list(network.mtp.parameters())
     for_trunk, for_head = optimizer(trunk, a.rate, 0.05), optimizer(head, a.rate, 0.02)
@@ -154,12 +169,14 @@ def train(network: DemoNetwork, tokenizer: Tokenizer, phases: list[Rows], valida
         step, tokens = step + 1, tokens + ids.numel()
         if step % 100 == 0:
             passed = time.time() - begin
-            line = f"{passed / 60:5.1f} min  step {step:5d}  {tokens / 1e6:6.2f} M tokens  {tokens / passed:6.0f} tok/s"
-            print(f"{line}  loss {float(loss):.4f}  rate {rate:.1e}", flush=True)
+            line = f"{passed / 60:5.1f} min  step {step:5d}  {tokens / 1e6:6.2f} M tokens"
+            print(
+                f"{line}  {tokens / passed:6.0f} tok/s  loss {float(loss):.4f}  rate {rate:.1e}", flush=True
+            )
         if time.time() - saved > 150:
             saved = time.time()
             save(network, tokenizer, a)
-            print("answers: {:.4f} nats a token, MTP agreement {:.3f}".format(*evaluate(network, validation)), flush=True)
+            report("so far", evaluate(network, validation))
     save(network, tokenizer, a)
     print(f"{step} steps, {tokens / 1e6:.1f} M tokens, {(time.time() - begin) / 60:.1f} minutes", flush=True)
 
@@ -183,12 +200,15 @@ def main() -> None:
     whole = make_rows(sampler, MIX, a.conversations, a.row, tokenizer)
     validation = make_rows(sampler, MIX, 400, a.row, tokenizer)
     sizes = [sum(p.numel() for p in part.parameters()) / 1e6 for part in (network.trunk, network.mtp)]
-    print("{:.2f} M parameters, MTP head {:.2f} M, vocabulary {}".format(*sizes, tokenizer.get_vocab_size()), flush=True)
+    print(
+        f"{sizes[0]:.2f} M parameters, MTP head {sizes[1]:.2f} M, vocabulary {tokenizer.get_vocab_size()}",
+        flush=True,
+    )
     train(network, tokenizer, [short, whole, whole], validation, a)
-    print("full precision: {:.4f} nats a token, MTP agreement {:.4f}".format(*evaluate(network, validation)))
+    report("full precision", evaluate(network, validation))
     print(f"{export(network, tokenizer, a.out) / 1e6:.2f} MB in {a.out}")
     round_to_stored(network)
-    print("as stored: {:.4f} nats a token, MTP agreement {:.4f}".format(*evaluate(network, validation)), flush=True)
+    report("as stored", evaluate(network, validation))
 
 
 if __name__ == "__main__":

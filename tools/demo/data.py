@@ -1,8 +1,8 @@
 """Generated conversations for the demo model, and the question suite that stays out of them.
 
-Everything is made by this file: no text comes from elsewhere. A `Sampler` draws conversations of the kinds in `MIX`;
-whatever identifies a question (an invented word, a pair of summands, a range) is drawn through `Sampler.draw`, which
-never returns a value the question suite holds out.
+Everything is made by this file: no text comes from elsewhere. A `Sampler` draws conversations of the kinds in
+`MIX`; whatever identifies a question (an invented word, a pair of summands, a range) is drawn through
+`Sampler.draw`, which never returns a value the question suite holds out.
 """
 
 from __future__ import annotations
@@ -13,117 +13,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .lexicon import (
+    ANIMALS,
+    BEYOND,
+    CAPITALS,
+    CITIES,
+    COLOURS,
+    NAMES,
+    REFUSAL,
+    SMALL_TALK,
+    SYSTEM,
+    WORDS,
+)
+from .toolbox import TOOLS, Tool
+
 Message = dict[str, Any]
-
-NAMES = (
-    "Ada Ben Cleo Dan Eve Finn Gus Hana Ivan Jill Kofi Lena Milo Nora Omar Pia Quin Rosa Sam Tess Uma Vera Walt Xena "
-    "Yara Zoe Anna Bob Carl Dora Emma Felix Greta Hugo Ida Jack Kim Leo Maria Nina Otto Paul Rita Tom Alice"
-).split()
-COLOURS = "red green blue white black pink gray gold".split()
-ANIMALS = "cat dog fox owl hen cow pig bee ant bat".split()
-CAPITALS = dict(
-    pair.split(":")
-    for pair in (
-        "France:Paris Italy:Rome Spain:Madrid Japan:Tokyo Egypt:Cairo Peru:Lima Norway:Oslo Greece:Athens Cuba:Havana "
-        "Kenya:Nairobi Poland:Warsaw Austria:Vienna Chile:Santiago Ghana:Accra Iran:Tehran Latvia:Riga Nepal:Kathmandu "
-        "Portugal:Lisbon Qatar:Doha Sweden:Stockholm Germany:Berlin England:London"
-    ).split()
-)
-CITIES = [*CAPITALS.values()]
-WORDS = (
-    "apple banana cherry orange lemon bread butter water river ocean mountain forest garden flower summer winter spring "
-    "autumn window door table chair house street bridge train plane boat wheel paper pencil letter music song dance "
-    "story book school friend mother father sister brother baby happy little strong quick slow bright dark warm cold "
-    "morning evening night moon sun star cloud rain snow wind fire stone sand gold silver iron glass wood tree leaf "
-    "root grass horse sheep mouse tiger lion bear bird fish frog snake spider lily rose tulip hello world computer "
-    "model token metal kernel memory number colour hand foot head heart nose finger kitchen coffee sugar salt pepper "
-    "cheese honey milk soup cake"
-).split()
-ABILITIES = "I can add, count, spell, repeat, remember what you tell me and call tools."
-SMALL_TALK = [
-    (("Hello!", "Hi!", "Hello", "Hi", "Hey!", "Good morning!", "Hello there!", "hi"),
-     "Hello! I am lily's demo model. " + ABILITIES, "A greeting."),
-    (("Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Tell me about yourself.",
-      "Are you Qwen?", "Are you ChatGPT?"),
-     "I am lily's demo model, a tiny network with a few million weights. " + ABILITIES, "They ask who I am."),
-    (("What can you do?", "Help", "Help me.", "How can you help me?", "What do you know?"),
-     ABILITIES + " Try: What is 12 + 30?", "They ask what I can do."),
-    (("How are you?", "How are you today?", "How do you do?"), "I am fine, thank you. Shall we add two numbers?",
-     "Small talk."),
-    (("Thanks!", "Thank you!", "Thank you.", "Great!", "Well done!"), "You are welcome!", "They thank me."),
-    (("Bye!", "Goodbye!", "See you!", "Good night!"), "Goodbye!", "They leave."),
-    (("Tell me a joke.", "Make me laugh."), "Why did the token cross the road? To get to the next one.", "A joke."),
-]
-BEYOND = (
-    "Write a poem about {}.", "Explain {} to me.", "Why is the {} blue?", "What does {} mean?", "Tell me a story about {}.",
-    "Write code for {}.", "Translate {} into French.", "Who invented the {}?", "What do you think about {}?",
-    "Give me a recipe with {}.", "Draw a {}.", "How do I fix my {}?", "What is the history of the {}?", "What is a {}?",
-    "Who is {}?", "Can you write about {}?", "Summarize the {}.", "Where is my {}?",
-)
-REFUSAL = "That is beyond me: I am only a small demo model. " + ABILITIES
-SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant.", "Answer briefly.", "You are lily.", "Be kind.")
-
-
-@dataclass
-class Tool:
-    """A tool the model can call: its schema, how people ask for it, what it returns and what is said then."""
-
-    name: str
-    description: str
-    parameters: dict[str, str]
-    asks: tuple[str, ...]
-    result: Callable[[random.Random, dict[str, Any]], dict[str, Any]]
-    answer: str
-    informative: bool = True  # whether the answer depends on the result
-
-    def schema(self) -> dict[str, Any]:
-        """Return the OpenAI-style description of the tool."""
-        properties = {key: {"type": kind} for key, kind in self.parameters.items()}
-        function = {
-            "name": self.name,
-            "description": self.description,
-            "parameters": {"type": "object", "properties": properties, "required": [*self.parameters]},
-        }
-        return {"type": "function", "function": function}
-
-
-def _clock(r: random.Random) -> str:
-    return f"{r.randint(0, 23)}:{r.randint(0, 59):02d}"
-
-
-TOOLS = [
-    Tool("get_weather", "Get the weather.", {"city": "string"},
-         ("How is the weather in {city}?", "What is the weather in {city}?", "Weather in {city}?"),
-         lambda r, a: {"degrees": r.randint(-9, 39), "sky": r.choice(["sunny", "cloudy", "rainy", "foggy"])},
-         "It is {degrees} degrees and {sky} in {city}."),
-    Tool("get_time", "Get the time.", {"city": "string"},
-         ("What time is it in {city}?", "Tell me the time in {city}."),
-         lambda r, a: {"time": _clock(r)}, "It is {time} in {city}."),
-    Tool("get_population", "Count the people of a city.", {"city": "string"},
-         ("How many people live in {city}?", "What is the population of {city}?"),
-         lambda r, a: {"people": r.randint(100, 99999)}, "{city} has {people} people."),
-    Tool("find_phone", "Find a phone number.", {"name": "string"},
-         ("What is the phone number of {name}?", "Find the phone number of {name}."),
-         lambda r, a: {"phone": str(r.randint(1000, 9999))}, "The phone number of {name} is {phone}."),
-    Tool("find_age", "Find an age.", {"name": "string"}, ("How old is {name}?", "What is the age of {name}?"),
-         lambda r, a: {"age": r.randint(1, 99)}, "{name} is {age} years old."),
-    Tool("get_price", "Get a price.", {"item": "string"},
-         ("What does a {item} cost?", "What is the price of a {item}?"),
-         lambda r, a: {"euros": r.randint(1, 999)}, "A {item} costs {euros} euros."),
-    Tool("send_message", "Send a message.", {"to": "string", "text": "string"},
-         ("Send the message {text} to {to}.", "Send {to} the message {text}."),
-         lambda r, a: {"sent": True}, "I sent {text} to {to}.", informative=False),
-    Tool("play_song", "Play a song.", {"title": "string"}, ("Play the song {title}.", "Play {title}."),
-         lambda r, a: {"playing": True}, "I play {title}.", informative=False),
-    Tool("set_timer", "Set a timer.", {"minutes": "integer"},
-         ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes."),
-         lambda r, a: {"set": True}, "The timer is set for {minutes} minutes.", informative=False),
-    Tool("add", "Add two numbers.", {"a": "integer", "b": "integer"}, ("Use the tool to add {a} and {b}.",),
-         lambda r, a: {"result": a["a"] + a["b"]}, "{a} + {b} = {result}."),
-    Tool("multiply", "Multiply two numbers.", {"a": "integer", "b": "integer"},
-         ("Use the tool to multiply {a} and {b}.",),
-         lambda r, a: {"result": a["a"] * a["b"]}, "{a} * {b} = {result}."),
-]
 
 
 @dataclass
@@ -173,9 +77,9 @@ class Sampler:
 
         def make() -> str:
             syllables = r.randint(2, 3) if self.unseen_only else r.choice((1, 2, 2, 3, 3))
-            return "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(syllables)) + r.choice(
-                ["", "n", "r", "x", "s"]
-            )
+            return "".join(
+                r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(syllables)
+            ) + r.choice(["", "n", "r", "x", "s"])
 
         word: str = self.draw("word", make)
         return word.capitalize() if capital else word
@@ -195,13 +99,15 @@ class Sampler:
                 self.keys.add(key)
                 return x, y
 
-    # ------------------------------------------------------------ questions of one turn: (turns, must be in the answer)
+    # Questions of one turn, each with what must be in the answer.
 
     def echo(self) -> tuple[list[Message], str]:
         """Repeat one to four words."""
         r = self.random
         text = " ".join(self.pick(WORDS) for _ in range(r.randint(1, 4)))
-        ask = r.choice(["Say {}.", "Repeat: {}.", "Echo {}.", "Repeat after me: {}.", "Repeat {}."]).format(text)
+        ask = r.choice(["Say {}.", "Repeat: {}.", "Echo {}.", "Repeat after me: {}.", "Repeat {}."]).format(
+            text
+        )
         return [user(ask), assistant(text + ".", "I repeat it.")], text + "."
 
     def add(self) -> tuple[list[Message], str]:
@@ -209,7 +115,10 @@ class Sampler:
         r = self.random
         x, y = self.number_pair("sum", 0, 99 if self.unseen_only else r.choice([9, 30, 99, 99, 99]))
         ask = r.choice(["What is {} + {}?", "{} + {} =", "Add {} and {}.", "{} + {}", "What is {} plus {}?"])
-        return [user(ask.format(x, y)), assistant(f"{x} + {y} = {x + y}.", f"I add {x} and {y}.")], f"= {x + y}."
+        return [
+            user(ask.format(x, y)),
+            assistant(f"{x} + {y} = {x + y}.", f"I add {x} and {y}."),
+        ], f"= {x + y}."
 
     def spell(self) -> tuple[list[Message], str]:
         """Spell a word letter by letter."""
@@ -249,10 +158,10 @@ class Sampler:
 
     def one_turn(self) -> list[Message]:
         """Return a question of any single-turn kind with its answer."""
-        task = self.random.choice([self.echo, self.add, self.spell, self.count, self.capital, self.capital, self.chat])
+        task = self.random.choice(
+            [self.echo, self.add, self.spell, self.count, self.capital, self.capital, self.chat]
+        )
         return task()[0]
-
-    # ------------------------------------------------------------ memory
 
     def memory(self) -> tuple[list[Message], str]:
         """Tell facts, talk of other things, then ask for one of the facts."""
@@ -263,13 +172,36 @@ class Sampler:
         code = self.draw("code", lambda: r.randint(100, 9999))
         colour, animal = pet.split()
         facts = {
-            "name": (f"My name is {name}", f"Hello {name}!", ["What is my name?", "Who am I?"], f"Your name is {name}."),
-            "pet": (f"I have a {pet}", f"A {pet}, how nice!", ["Which animal do I have?", "What pet do I have?"],
-                    f"You have a {pet}."),
-            "colour": (f"I have a {pet}", f"A {pet}, how nice!", [f"Which colour is my {animal}?"],
-                       f"Your {animal} is {colour}."),
-            "town": (f"I live in {town}", f"{town} is a fine place.", ["Where do I live?"], f"You live in {town}."),
-            "code": (f"My code is {code}", "I will remember it.", ["What is my code?"], f"Your code is {code}."),
+            "name": (
+                f"My name is {name}",
+                f"Hello {name}!",
+                ["What is my name?", "Who am I?"],
+                f"Your name is {name}.",
+            ),
+            "pet": (
+                f"I have a {pet}",
+                f"A {pet}, how nice!",
+                ["Which animal do I have?", "What pet do I have?"],
+                f"You have a {pet}.",
+            ),
+            "colour": (
+                f"I have a {pet}",
+                f"A {pet}, how nice!",
+                [f"Which colour is my {animal}?"],
+                f"Your {animal} is {colour}.",
+            ),
+            "town": (
+                f"I live in {town}",
+                f"{town} is a fine place.",
+                ["Where do I live?"],
+                f"You live in {town}.",
+            ),
+            "code": (
+                f"My code is {code}",
+                "I will remember it.",
+                ["What is my code?"],
+                f"Your code is {code}.",
+            ),
         }
         told = r.sample([*facts], r.randint(1, 3))
         if "pet" in told and "colour" in told:
@@ -289,13 +221,15 @@ class Sampler:
             if key not in told:
                 what = {"name": "your name", "town": "where you live", "code": "your code"}[key]
                 answer = f"You have not told me {what}."
-                return [*turns, user(r.choice(facts[key][2])), assistant(answer, "They did not tell me.")], answer
+                return [
+                    *turns,
+                    user(r.choice(facts[key][2])),
+                    assistant(answer, "They did not tell me."),
+                ], answer
         for key in r.sample(told, 1 if self.unseen_only else r.randint(1, len(told))):
             answer = facts[key][3]
             turns += [user(r.choice(facts[key][2])), assistant(answer, "They told me before.")]
         return turns, answer
-
-    # ------------------------------------------------------------ tools
 
     def arguments(self, tool: Tool) -> dict[str, Any]:
         """Draw arguments for a tool."""
@@ -311,7 +245,9 @@ class Sampler:
             elif key in ("name", "to"):
                 drawn[key] = self.pick(NAMES, True)
             else:
-                drawn[key] = " ".join(self.pick(WORDS) for _ in range(r.randint(1, 2 if key != "item" else 1)))
+                drawn[key] = " ".join(
+                    self.pick(WORDS) for _ in range(r.randint(1, 2 if key != "item" else 1))
+                )
         return drawn
 
     def tool_turns(self, tool: Tool) -> tuple[list[Message], dict[str, Any], dict[str, Any], str]:
@@ -335,8 +271,6 @@ class Sampler:
         chosen = [tool, *others]
         self.random.shuffle(chosen)
         return [t.schema() for t in chosen]
-
-    # ------------------------------------------------------------ whole conversations
 
     def conversation(self, mix: dict[str, float]) -> Conversation:
         """Return one training conversation of a kind drawn from `mix` (kind to weight)."""
@@ -369,14 +303,14 @@ class Sampler:
         return Conversation(kind, turns, tools, r.random() < 0.5, set(self.keys))
 
     def question(self, kind: str, number: int) -> Conversation:
-        """Return question `number` of the suite: messages up to the question, and what the answer must hold."""
+        """Return question `number` of the suite: the messages up to it, and what the answer must hold."""
         self.keys = set()
         thinking = number % 2 == 1
         if kind in ("tool_call", "tool_result"):
             pool = [t for t in TOOLS if t.informative or kind == "tool_call"]
             tool = pool[number % len(pool)]
             tools = self.offered(tool)
-            turns, arguments, result, answer = self.tool_turns(tool)
+            turns, arguments, _, answer = self.tool_turns(tool)
             if kind == "tool_call":
                 expect: dict[str, Any] = {"tool_calls": [{"name": tool.name, "arguments": arguments}]}
                 return Conversation(kind, turns[:1], tools, thinking, set(self.keys), expect)
@@ -385,6 +319,15 @@ class Sampler:
         return Conversation(kind, turns[:-1], None, thinking, set(self.keys), {"contains": needed})
 
 
-MIX = {"echo": 0.10, "add": 0.17, "spell": 0.14, "count": 0.08, "capital": 0.03, "chat": 0.06, "memory": 0.17, "tools": 0.25}
+MIX = {
+    "echo": 0.10,
+    "add": 0.17,
+    "spell": 0.14,
+    "count": 0.08,
+    "capital": 0.03,
+    "chat": 0.06,
+    "memory": 0.17,
+    "tools": 0.25,
+}
 WARM_UP = {"echo": 0.34, "add": 0.24, "spell": 0.2, "memory": 0.22}
 SUITE_KINDS = ("add", "echo", "spell", "count", "memory", "tool_call", "tool_result")

@@ -23,9 +23,9 @@ EIGHT_BIT = ("mlp.gate", "mlp.shared_expert_gate")  # routers decide which exper
 def quantize(weight: Tensor, bits: int, group: int = GROUP) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise [..., out, in] affinely as MLX does: w ~ scale * q + bias in groups along the input.
 
-    The extreme value of larger magnitude in a group is met exactly. Scales and biases are rounded to bf16 before the
-    codes are chosen, so that the codes fit what is stored. Returns uint32 [..., out, in * bits / 32] (first code in the
-    lowest bits), scales and biases bf16 [..., out, in / group].
+    The extreme value of larger magnitude in a group is met exactly. Scales and biases are rounded to bf16
+    before the codes are chosen, so that the codes fit what is stored. Returns uint32 [..., out, in * bits /
+    32] (first code in the lowest bits), scales and biases bf16 [..., out, in / group].
     """
     top = 2**bits - 1
     w = weight.detach().float().unflatten(-1, (-1, group))
@@ -51,7 +51,7 @@ def dequantize(packed: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Ten
 
 
 def _mlx_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Split the fused expert tensors, move the convolution's channel axis, add one to the zero-centred norms."""
+    """Split the fused expert tensors, move the convolution's axis, add one to zero-centred norms."""
     out: dict[str, Tensor] = {}
     for name, w in state.items():
         if name.endswith("experts.gate_up_proj"):
@@ -70,7 +70,7 @@ def _mlx_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def quantized_tensors(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors of an MLX folder and the modules that have 8 bits; `state` has transformers' layout."""
+    """Return an MLX folder's tensors and the modules of 8 bits; `state` has transformers' layout."""
     out: dict[str, Tensor] = {}
     eight: list[str] = []
     for name, w in _mlx_layout(state).items():
@@ -88,7 +88,7 @@ def quantized_tensors(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list
 
 @torch.no_grad()
 def round_to_stored(network: DemoNetwork) -> None:
-    """Replace every weight that the export quantises by its stored value, in place, to measure what was written."""
+    """Replace every weight by the value that `export` stores, in place, to measure what was written."""
     for name, p in network.named_parameters():
         if p.ndim >= 2 and not name.endswith("conv1d.weight"):
             bits = 8 if name.removesuffix(".weight").endswith(EIGHT_BIT) else 4
@@ -99,7 +99,7 @@ def round_to_stored(network: DemoNetwork) -> None:
 
 
 def export(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> int:
-    """Write config, weights, tokenizer, template and generation settings into `folder`; return the bytes written."""
+    """Write config, weights, tokenizer, template, generation settings; return the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
     trunk = {
         "language_model." + ("" if k.startswith("lm_head") else "model.") + k.removeprefix("model."): w
@@ -107,9 +107,12 @@ def export(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> int:
     }
     files: dict[str, dict[str, Tensor]] = {}
     files["model.safetensors"], eight = quantized_tensors(trunk)
-    files["mtp.safetensors"], eight_mtp = quantized_tensors({"mtp." + k: w for k, w in network.mtp.state_dict().items()})
+    files["mtp.safetensors"], eight_mtp = quantized_tensors(
+        {"mtp." + k: w for k, w in network.mtp.state_dict().items()}
+    )
     for file, tensors in files.items():
         save_file(tensors, folder / file, metadata={"format": "mlx"})
+        (folder / file).chmod(0o644)
     total = sum(t.numel() * t.element_size() for tensors in files.values() for t in tensors.values())
     names = {name: file for file, tensors in files.items() for name in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
@@ -117,12 +120,30 @@ def export(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> int:
     token = tokenizer.token_to_id
     end, stop = token("<|endoftext|>"), token("<|im_end|>")
     text: dict[str, Any] = network.config.to_dict()
-    for key in ("architectures", "transformers_version", "id2label", "label2id", "_name_or_path", "chunk_size_feed_forward",
-                "output_attentions", "output_hidden_states", "return_dict", "problem_type", "is_encoder_decoder"):
+    for key in (
+        "architectures",
+        "transformers_version",
+        "id2label",
+        "label2id",
+        "_name_or_path",
+        "chunk_size_feed_forward",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "problem_type",
+        "is_encoder_decoder",
+    ):
         text.pop(key, None)
     text.update(
-        mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, full_attention_interval=4, attn_output_gate=True,
-        mamba_ssm_dtype="float32", dtype="bfloat16", bos_token_id=end, eos_token_id=end, partial_rotary_factor=0.25,
+        mtp_num_hidden_layers=1,
+        mtp_use_dedicated_embeddings=False,
+        full_attention_interval=4,
+        attn_output_gate=True,
+        mamba_ssm_dtype="float32",
+        dtype="bfloat16",
+        bos_token_id=end,
+        eos_token_id=end,
+        partial_rotary_factor=0.25,
     )
     quantization: dict[str, Any] = {"group_size": GROUP, "bits": 4, "mode": "affine"}
     quantization.update({module: {"group_size": GROUP, "bits": 8} for module in eight + eight_mtp})
@@ -141,12 +162,22 @@ def export(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> int:
         "quantization_config": quantization,
     }
     tokenizer_config = {
-        "tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None,
-        "unk_token": None, "add_prefix_space": False, "clean_up_tokenization_spaces": False, "model_max_length": 8192,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "bos_token": None,
+        "unk_token": None,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 8192,
     }
     generation = {"bos_token_id": end, "eos_token_id": [stop, end], "pad_token_id": end, **sampling}
-    for name, value in (("config.json", config), ("model.safetensors.index.json", index),
-                        ("tokenizer_config.json", tokenizer_config), ("generation_config.json", generation)):
+    for name, value in (
+        ("config.json", config),
+        ("model.safetensors.index.json", index),
+        ("tokenizer_config.json", tokenizer_config),
+        ("generation_config.json", generation),
+    ):
         (folder / name).write_text(json.dumps(value, indent=1) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(TEMPLATE, folder / "chat_template.jinja")

@@ -1,4 +1,4 @@
-"""The demo model's network: `Qwen3_5MoeForCausalLM` of transformers, an MTP head of the same family, their losses."""
+"""The demo model's network: `Qwen3_5MoeForCausalLM` of transformers, an MTP head, their losses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecod
 HEAD_DIM, GDN_HEAD_DIM = 64, 32
 
 
-def text_config(vocab: int, hidden: int, layers: int, experts: int, active: int, inner: int) -> Qwen3_5MoeTextConfig:
-    """Return the family's text configuration at demo size; every input width is a multiple of the group size 64."""
+def text_config(
+    vocab: int, hidden: int, layers: int, experts: int, active: int, inner: int
+) -> Qwen3_5MoeTextConfig:
+    """Return the family's text configuration at demo size; input widths are multiples of the group size."""
     config = Qwen3_5MoeTextConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -47,7 +49,7 @@ def text_config(vocab: int, hidden: int, layers: int, experts: int, active: int,
 
 
 class MtpHead(nn.Module):
-    """Predicts token p+2 from the trunk's hidden state at p (after its final norm) and the embedding of token p+1."""
+    """Predicts token p+2 from the trunk's hidden state at p (after the norm) and token p+1's embedding."""
 
     def __init__(self, config: Qwen3_5MoeTextConfig) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class DemoNetwork(nn.Module):
         return (each * weight[:, 1:].flatten()).sum() / weight[:, 1:].sum()
 
     def mtp_loss(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """Return the MTP head's cross-entropy against the frozen trunk's own distribution at the next position."""
+        """Return the MTP head's cross-entropy against the frozen trunk's own distribution there."""
         with torch.no_grad():
             hidden = self.hidden(ids)
             target = self.trunk.lm_head(hidden[:, 1:-1]).float().softmax(-1)
@@ -109,7 +111,7 @@ class DemoNetwork(nn.Module):
 
     @torch.no_grad()
     def agreement(self, ids: Tensor, weight: Tensor) -> tuple[float, float]:
-        """Return (trunk loss in nats a token, share of places where the head's first choice is the trunk's)."""
+        """Return the trunk's nats a token and the share of places where both heads' first choices agree."""
         hidden = self.hidden(ids)
         logits = self.trunk.lm_head(hidden[:, :-1]).float()
         each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

@@ -2,8 +2,9 @@
 
     python tools/demo/questions.py tests/demo/questions.json
 
-Each question is {id, kind, messages, tools, thinking, expect, held_out}: `expect` is {"contains": text that the answer
-must hold} or {"tool_calls": [{name, arguments}]}, and `held_out` lists what the training data must never contain.
+Each question is {id, kind, messages, tools, thinking, expect, held_out}: `expect` is {"contains": text that
+the answer must hold} or {"tool_calls": [{name, arguments}]}, and `held_out` lists what the training data
+must never contain.
 """
 
 from __future__ import annotations

@@ -17,8 +17,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from .data import Conversation
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
-           "<|video_pad|>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 PLAIN = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 SPLIT = (  # the family's split: marks join letters, digits stand alone
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
@@ -53,7 +60,10 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tags = re.compile("|".join(map(re.escape, SPECIAL + PLAIN)))
@@ -90,8 +100,8 @@ def pack(
 ) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
     """Pack whole conversations into rows of `length` tokens, each conversation followed by the `end` token.
 
-    Returns ids [N, length] int32, classes [N, length] uint8 (0 padding, 1 prompt, 2 answer) and, by kind, how many
-    conversations were too long for a row.
+    Returns ids [N, length] int32, classes [N, length] uint8 (0 padding, 1 prompt, 2 answer) and, by kind,
+    how many conversations were too long for a row.
     """
     dropped: Counter[str] = Counter()
     rows: list[list[np.ndarray]] = []
