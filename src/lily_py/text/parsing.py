@@ -271,7 +271,7 @@ class AnswerParser:
         return self._accept(parse_function(text, self._schemas, lenient=lenient), end)
 
     def _accept(self, call: tuple[str, dict[str, Any]] | None, end: int) -> bool:
-        """Emit the call that the buffer holds up to `end`; take it for text and return false if it is none."""
+        """Emit the call that the buffer holds up to `end`; if it is none, take it for text."""
         if call is None:
             self._reject()
             return False
