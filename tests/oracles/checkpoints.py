@@ -161,6 +161,18 @@ def _draw(name: str, size: tuple[int, ...], seed: int) -> Array:
     return np.asarray(values, np.float32)
 
 
+def _correlate_queries_and_keys(tensors: dict[str, Array], shape: Shape) -> None:
+    """Makes each gated delta net's keys resemble its queries, as training does.
+
+    Independent ones are nearly orthogonal at some tokens; the first token's output is then a tiny multiple of
+    its value, and the norm that follows magnifies rounding errors by thousands.
+    """
+    keys = shape.key_heads * shape.gdn_dim
+    for name, values in tensors.items():
+        if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+            values[keys : 2 * keys] = 0.8 * values[:keys] + 0.6 * values[keys : 2 * keys]
+
+
 def _split_experts(tensors: dict[str, Array], experts: str, only: Callable[[str], bool]) -> None:
     """Rewrites the fused expert tensors as "separate" (one per expert) or "stacked" (`switch_mlp`) ones."""
     for name in [n for n in tensors if n.endswith("experts.gate_up_proj") and only(n)]:
@@ -228,10 +240,15 @@ def _config(shape: Shape, arch: str, visual: bool) -> dict[str, Any]:
 
 
 def _write_weights(
-    folder: Path, tensors: dict[str, Array], sidecars: dict[str, dict[str, Array]], shards: int, index: bool
+    folder: Path,
+    tensors: dict[str, Array],
+    sidecars: dict[str, dict[str, Array]],
+    shards: int,
+    index: bool,
+    writer: str,
 ) -> None:
     """Writes the shards, each about as large as the others, the sidecars by file name, and the index."""
-    metadata = {"format": "mlx" if any("language_model.model." in name for name in tensors) else "pt"}
+    metadata = {"format": writer}
     total = sum(array.nbytes for array in tensors.values())
     groups: list[dict[str, Array]] = [{} for _ in range(shards)]
     done = 0
@@ -290,6 +307,7 @@ def build(
     layout, default, mixed = parse_format(fmt)
     rules = [*overrides, *mixed, ("*.mlp.gate", ROUTER), ("*.mlp.shared_expert_gate", ROUTER)]
     tensors = {name: _draw(name, size, seed) for name, size in _sizes(shape, bool(mtp))}
+    _correlate_queries_and_keys(tensors, shape)
     raw = layout == "hf"
     if arch == "qwen3_next":
         _fuse_next_projections(tensors, shape)
@@ -350,5 +368,6 @@ def build(
     sidecars = {}
     if isinstance(mtp, str):
         sidecars[mtp] = {name: written.pop(name) for name in list(written) if name.startswith("mtp.")}
-    _write_weights(folder, written, sidecars, shards, shards > 1 if index is None else index)
+    indexed = shards > 1 if index is None else index
+    _write_weights(folder, written, sidecars, shards, indexed, "pt" if raw else "mlx")
     return folder

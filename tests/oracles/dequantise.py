@@ -1,8 +1,8 @@
 """Turns packed weights into numbers, from the definitions of the formats.
 
 Affine: unsigned codes packed as one little-endian bit stream per row, w = scale * code + bias.
-MX formats (OCP Microscaling v1.0): mxfp4 holds e2m1 codes, mxfp8 e4m3 codes, with an e8m0 scale per 32 values.
-nvfp4: e2m1 codes with one e4m3 scale per 16 values.
+MX formats (OCP Microscaling v1.0): mxfp4 holds e2m1 codes, mxfp8 e4m3 codes, with one e8m0 scale per 32
+values. nvfp4: e2m1 codes with one e4m3 scale per 16 values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def unpack(packed: Array, bits: int) -> NDArray[np.int64]:
 
 
 def dequantise(weight: Array, scales: Array, biases: Array | None, width: int) -> Float64:
-    """Weights [..., width]; bits and group size follow from the sizes; without `biases` it is a float mode."""
+    """Weights [..., width]; bits and group follow from the sizes; without `biases` it is a float mode."""
     bits = weight.shape[-1] * 32 // width
     group = width // scales.shape[-1]
     codes = unpack(weight, bits).reshape(*scales.shape, group)

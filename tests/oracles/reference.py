@@ -1,7 +1,8 @@
 """The Qwen3.5/3.6 and Qwen3-Next text model in plain NumPy, written from its formulas.
 
 It reads the same folders as the engine, with its own parser and dequantisers, and computes in float64 unless
-told otherwise. T tokens, hidden size H; a gated delta net has Hk key heads, Hv value heads of sizes Dk and Dv.
+told otherwise. Shapes in docstrings: T tokens, hidden size H, and for the gated delta net Hk key heads and Hv
+value heads of sizes Dk and Dv.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Reference:
 
         shared = self.heads // self.kv_heads
         keys, values = (np.repeat(a.transpose(1, 0, 2), shared, axis=0) for a in (k, v))
-        scores = q.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) / np.sqrt(d)
+        scores = q.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) * d**-0.5
         scores = np.where(np.arange(len(k)) > positions[:, None], -np.inf, scores)
         mixed = (softmax(scores) @ values).transpose(1, 0, 2) * sigmoid(gate)
         return self.linear(mixed.reshape(steps, -1), f"{name}.o_proj"), k, v
@@ -214,7 +215,7 @@ class Reference:
         q, k = (np.repeat(p, per_key, axis=1) for p in (q, k))
         v = v.reshape(steps, self.value_heads, self.value_dim)
         rate = np.exp(self.vector(f"{name}.A_log")) * np.logaddexp(0, a + self.vector(f"{name}.dt_bias"))
-        y, state = delta_rule(q / np.sqrt(self.key_dim), k, v, np.exp(-rate), sigmoid(b), state)
+        y, state = delta_rule(q * self.key_dim**-0.5, k, v, np.exp(-rate), sigmoid(b), state)
         y = rms_norm(y, self.vector(f"{name}.norm.weight"), self.eps) * silu(z.reshape(y.shape))
         return self.linear(y.reshape(steps, -1), f"{name}.out_proj"), conv, state
 
