@@ -1,7 +1,7 @@
 """transformers on the CPU as an oracle, in float32; needs PyTorch: import it under the `oracle` marker only.
 
 Raw checkpoints are loaded by transformers itself. Converted and quantised ones, which it cannot read, get
-their weights from `Reference`, dequantised and renamed in memory: there the oracle judges the arithmetic alone.
+their weights from `Reference`, dequantised and renamed in memory: there it judges the arithmetic alone.
 """
 
 from __future__ import annotations
