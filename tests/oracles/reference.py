@@ -26,16 +26,16 @@ Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 
 def sigmoid(x: FloatArray) -> FloatArray:
-    return np.exp(-np.logaddexp(0, -x))
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))
 
 
 def silu(x: FloatArray) -> FloatArray:
-    return x * sigmoid(x)
+    return np.asarray(x * sigmoid(x))
 
 
 def softmax(x: FloatArray) -> FloatArray:
     e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
@@ -148,7 +148,7 @@ class Reference:
         return self._cache[name]
 
     def vector(self, name: str) -> FloatArray:
-        return self._tensors[name].astype(self.dtype)
+        return np.asarray(self._tensors[name], self.dtype)
 
     def norm(self, x: FloatArray, name: str) -> FloatArray:
         """RMS norm by a weight that raw checkpoints store zero-centred."""
@@ -305,7 +305,7 @@ class MtpHead:
 
     def __init__(self, model: Reference) -> None:
         self.model = model
-        empty = np.zeros((0, model.kv_heads, model.head_dim), model.dtype)
+        empty: FloatArray = np.zeros((0, model.kv_heads, model.head_dim), model.dtype)
         self.keys, self.values = empty, empty
 
     def step(self, tokens: Ids, hidden: FloatArray) -> Result:
