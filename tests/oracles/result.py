@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.floating[Any]]
 
 # How far a correct float32 implementation of a tiny model may be from float64, for up to 300 tokens. One
-# float32 rounding is 6e-8 of a value; sums over widths of 100 to 1000 and four to eight layers add up some 100
-# of them, on values of up to about 4 (logits 10). Measured over every shape, three seeds and 300 tokens: logits
-# 3e-5 for NumPy and 5e-5 for mlx-lm, recurrent state 8e-6, convolution 1e-5.
+# float32 rounding is 6e-8 of a value; sums over widths of 100 to 1000 and four to eight layers add up some
+# 100 of them, on values of up to about 4 (logits 10). Measured over every shape, three seeds and 300 tokens:
+# logits 3e-5 for NumPy and 5e-5 for mlx-lm, recurrent state 8e-6, convolution 1e-5.
 TOLERANCES = {"logits": 1e-4, "hidden": 1e-4, "recurrent": 3e-5, "conv": 3e-5, "keys": 1e-4, "values": 1e-4}
 
 
