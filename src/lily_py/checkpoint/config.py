@@ -207,7 +207,7 @@ def _layer_types(text: Fields, layers: int) -> tuple[LayerType, ...]:
     for name in types:
         if name not in ("linear_attention", "full_attention"):
             raise UnsupportedModelError(
-                f"{text.where}: layer type {name!r} isn't supported, only 'linear_attention' and "
+                f"{text.where}: layer_types: {name!r} isn't supported, only 'linear_attention' and "
                 "'full_attention'"
             )
     return cast("tuple[LayerType, ...]", tuple(types))
