@@ -144,6 +144,7 @@ def _mutated(mutations: list[tuple[str, Any, Any]]) -> bytes:
     return bytes(content)
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutations=MUTATIONS)
 def test_mutated_headers_raise_lily_errors_or_agree_with_the_official_library(
