@@ -6,6 +6,7 @@
 
 #define METALSIM_TLS extern __thread __attribute__((tls_model("initial-exec")))
 
+#pragma GCC visibility push(default)
 namespace metalsim {
 
 constexpr uint32_t simd_width = 32;
@@ -48,6 +49,8 @@ struct Thread {
     void* result;
     uint32_t argument;
     Combine combine;
+    const volatile void* last_counter;  // of the thread's last atomic read-modify-write
+    bool fenced;                        // an atomic_thread_fence of device memory was passed
 };
 
 struct Launch {
@@ -126,3 +129,4 @@ struct FunctionConstant {
 bool function_constant_defined(const void* storage);
 
 }  // namespace metalsim
+#pragma GCC visibility pop

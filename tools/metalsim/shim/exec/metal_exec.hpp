@@ -1,7 +1,5 @@
 // The Metal standard library for kernels that run on the simulator.
 #pragma once
-// Instructions of these functions belong to the kernel line that calls them: no line table of their own.
-#pragma clang attribute push(__attribute__((nodebug)), apply_to = function)
 #include "atomic.hpp"
 #include "barrier.hpp"
 #include "binding.hpp"
@@ -10,7 +8,6 @@
 #include "matrix.hpp"
 #include "scalar.hpp"
 #include "vector.hpp"
-#pragma clang attribute pop
 
 #define is_function_constant_defined(x) ::metalsim::function_constant_defined(&(x))
 
