@@ -1,0 +1,100 @@
+// The kernels of the CPU backend, as a table of functions: one table per instruction set, chosen at run time.
+//
+// All tables give the same bits. A kernel works on one piece of one operation and touches no shared state but
+// its outputs; the backend cuts operations into pieces and hands them to threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "backend/ops.h"
+#include "state/kv_cache.h"
+
+namespace lily::cpu {
+
+constexpr int64_t kBlock = 64;     // columns that share an activation scale
+constexpr int64_t kPanel = 16;     // output rows a matrix kernel works on at once
+constexpr int64_t kMaxPanels = 2;  // panels per call for many rows
+
+// Rows of activations, in fp32 and, for integer dot products, as 16-bit integers with a scale per block:
+// x ~ scale * integer. Within each run of eight columns the integers stand in the order 0 4 1 5 2 6 3 7, so
+// that a 32-bit word meets the words of unpacked 4-bit codes.
+struct RowsView {
+    const float* values = nullptr;      // [rows, cols], row stride `cols`
+    const int16_t* integers = nullptr;  // [rows, padded], padded = cols rounded up to kBlock
+    const float* scales = nullptr;      // [rows, padded / kBlock]
+    const float* sums = nullptr;        // [rows, sum_floats]: of scale * integer over 16, 32 and 64 columns
+    int64_t cols = 0;
+    int64_t padded() const { return (cols + kBlock - 1) / kBlock * kBlock; }
+    int64_t blocks() const { return padded() / kBlock; }
+    int64_t sum_floats() const { return blocks() * 7; }
+    // The sums over `width` (16, 32 or 64) columns of one row.
+    const float* sums_of(int64_t row, int64_t width) const {
+        const int64_t skip = width == 16 ? 0 : width == 32 ? 4 : 6;
+        return sums + row * sum_floats() + blocks() * skip;
+    }
+};
+
+// out[i][0 .. panel) = W[first_row .. first_row + panel) x[row_index[i]], i < count. The bits of a result
+// depend on its weight row and its activation row only.
+struct MatrixTask {
+    const Matrix* weight;
+    int64_t first_row;
+    int64_t panels;  // of kPanel output rows, 1 .. kMaxPanels
+    const RowsView* x;
+    const int32_t* row_index;  // null: rows 0 .. count - 1
+    int64_t count;
+    float* out;  // row i at out + i * out_stride
+    int64_t out_stride;
+    float* scratch;  // matrix_scratch_floats(cols) floats
+};
+
+struct DeltaTask {
+    const DeltaRule* op;
+    int64_t head;            // value head
+    const float* mixed;      // [rows, channels] after convolution and SiLU, q and k of unit length
+    const float* projected;  // [rows, projected]
+    int64_t rows;
+    float* state;  // [key_dim, value_dim] of this head
+    float* out;    // [rows, values]
+};
+
+struct AttentionTask {
+    const AttentionShape* shape;
+    const KvCache* cache;
+    int64_t layer;
+    int64_t kv_head;
+    const float* projected;  // first row of the task
+    int64_t stride;          // between rows of projected
+    int64_t rows;
+    int64_t position;  // of the first row
+    float* out;        // [rows, queries]
+    int64_t out_stride;
+    float* scratch;  // attention_scratch_floats(shape) floats
+};
+
+struct Kernels {
+    const char* name;
+    int64_t (*matrix_scratch_floats)(int64_t cols);
+    void (*quantize_row)(const float* x, int64_t cols, int16_t* integers, float* scales, float* sums);
+    void (*matrix_integer)(const MatrixTask& task);  // quantised weights, integer dot products
+    void (*matrix_float)(const MatrixTask& task);    // any weights, expanded to fp32
+    void (*read_row)(const Matrix& table, int64_t row, float* out);  // one weight row as fp32
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* out);
+    // Convolution over channels [begin, end), all rows; `history` [taps, channels] is read, not changed.
+    void (*convolve)(const DeltaRule& op, const float* projected, const float* history, int64_t rows,
+                     int64_t begin, int64_t end, float* mixed);
+    void (*normalize_heads)(const DeltaRule& op, float* mixed_row);
+    void (*delta_rule)(const DeltaTask& task);
+    void (*rotary_append)(const RotaryAppend& op, float* projected_row, int64_t position, KvCache& cache);
+    int64_t (*attention_scratch_floats)(const AttentionShape& shape);
+    void (*attend)(const AttentionTask& task);
+    void (*swiglu)(const float* gate, const float* up, int64_t count, float* out);
+    void (*add_scaled)(const float* x, float scale, int64_t count, float* out);  // out = fma(x, scale, out)
+};
+
+// The best table this machine can run; `name` forces one ("avx512", "avx2", "generic"); null if it can't.
+const Kernels* find_kernels(const std::string& name);
+
+}  // namespace lily::cpu

@@ -1,0 +1,62 @@
+#include "backend/ops.h"
+
+namespace lily {
+namespace {
+
+template <typename... F>
+struct Overload : F... {
+    using F::operator()...;
+};
+template <typename... F>
+Overload(F...) -> Overload<F...>;
+
+}  // namespace
+
+std::string_view op_name(const Op& op) {
+    static constexpr std::string_view kNames[] = {
+        "embed", "norm_project", "delta_rule",   "rotary_append", "attend", "project_add",
+        "route", "experts_up",   "experts_down", "norm_gate_up",  "head",   "combine_hidden",
+    };
+    static_assert(std::size(kNames) == std::variant_size_v<Op>);
+    return kNames[op.index()];
+}
+
+std::vector<Activation> reads(const Op& op) {
+    using List = std::vector<Activation>;
+    return std::visit(Overload{
+                          [](const Embed&) { return List{}; },
+                          [](const NormProject& o) { return List{o.in}; },
+                          [](const DeltaRule& o) { return List{o.in}; },
+                          [](const RotaryAppend& o) { return List{o.projected}; },
+                          [](const Attend& o) { return List{o.projected}; },
+                          [](const ProjectAdd& o) { return List{o.in, o.residual}; },
+                          [](const Route& o) { return List{o.in}; },
+                          [](const ExpertsUp& o) { return List{o.in, o.routing}; },
+                          [](const ExpertsDown& o) { return List{o.in, o.routing, o.residual}; },
+                          [](const NormGateUp& o) { return List{o.in}; },
+                          [](const Head& o) { return List{o.in}; },
+                          [](const CombineHidden& o) { return List{o.embedding, o.hidden}; },
+                      },
+                      op);
+}
+
+std::vector<Activation> writes(const Op& op) {
+    using List = std::vector<Activation>;
+    return std::visit(Overload{
+                          [](const Embed& o) { return List{o.out}; },
+                          [](const NormProject& o) { return List{o.out}; },
+                          [](const DeltaRule& o) { return List{o.out}; },
+                          [](const RotaryAppend& o) { return List{o.projected}; },
+                          [](const Attend& o) { return List{o.out}; },
+                          [](const ProjectAdd& o) { return List{o.residual}; },
+                          [](const Route& o) { return List{o.normed, o.routing}; },
+                          [](const ExpertsUp& o) { return List{o.out}; },
+                          [](const ExpertsDown& o) { return List{o.residual}; },
+                          [](const NormGateUp& o) { return List{o.out}; },
+                          [](const Head& o) { return List{o.hidden}; },
+                          [](const CombineHidden& o) { return List{o.out}; },
+                      },
+                      op);
+}
+
+}  // namespace lily

@@ -1,0 +1,28 @@
+// A file mapped read-only; the pages are shared with the page cache and evictable.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace lily {
+
+class MappedFile {
+  public:
+    explicit MappedFile(const std::string& path);  // CheckpointError when it can't be opened or mapped
+    ~MappedFile();
+    MappedFile(MappedFile&& other) noexcept;
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+    MappedFile& operator=(MappedFile&&) = delete;
+
+    std::span<const std::byte> bytes() const { return {data_, size_}; }
+    const std::string& path() const { return path_; }
+
+  private:
+    std::string path_;
+    const std::byte* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace lily

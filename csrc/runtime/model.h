@@ -1,0 +1,78 @@
+// A loaded model: weights, graph and backend, and the ways to advance sequences with them.
+//
+// Any thread may call; calls take turns. A sequence belongs to one caller at a time.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "graph/model_graph.h"
+#include "runtime/sampler.h"
+
+namespace lily {
+
+struct ModelOptions {
+    std::string backend = "cpu";
+    BackendOptions backend_options;
+    KvDtype kv_dtype = KvDtype::bf16;
+    int64_t chunk = 512;  // rows of a prompt computed together
+};
+
+// Asked between chunks; stops the work when set.
+class CancelToken {
+  public:
+    void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+    bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+  private:
+    std::atomic<bool> cancelled_{false};
+};
+
+enum class LogitsOf { last, all };
+
+class Model {
+  public:
+    Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options);
+
+    std::unique_ptr<Sequence> new_sequence() const { return std::make_unique<Sequence>(graph_.state); }
+
+    // Feeds `tokens` and writes the logits of the last (or every) token: [count, vocab]. Returns the tokens
+    // fed: fewer than given when cancelled, and then nothing is written. `progress(done, total)` after each
+    // chunk.
+    int64_t forward(Sequence& sequence, std::span<const int32_t> tokens, LogitsOf wanted, float* logits,
+                    const CancelToken* cancel, const std::function<void(int64_t, int64_t)>& progress);
+
+    // One token for each of several sequences in one pass; logits [sequences, vocab].
+    void forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens, float* logits);
+
+    // Feeds one token and draws the next one.
+    int32_t step(Sequence& sequence, int32_t token, Sampler& sampler);
+
+    const ModelConfig& config() const { return config_; }
+    const StateLayout& state_layout() const { return graph_.state; }
+    bool has_mtp() const { return !graph_.mtp.empty(); }
+    std::string describe() const { return backend_->describe(); }
+    int64_t weight_bytes() const { return weights_->bytes(); }
+    int64_t op_count() const { return static_cast<int64_t>(graph_.trunk.size()); }
+    std::vector<std::string> unused_weights() const { return weights_->unused(); }
+    int64_t chunk() const { return options_.chunk; }
+
+  private:
+    void check_token(int32_t token) const;
+    void check_room(const Sequence& sequence, int64_t count) const;
+
+    ModelConfig config_;
+    ModelOptions options_;
+    std::shared_ptr<WeightStore> weights_;
+    ModelGraph graph_;
+    std::unique_ptr<Backend> backend_;
+    std::mutex mutex_;
+};
+
+}  // namespace lily

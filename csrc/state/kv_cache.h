@@ -1,0 +1,71 @@
+// Keys and values of the attention layers, in pages of a fixed number of tokens.
+//
+// A page holds its tokens for every attention layer, so that sharing and copying work on one object.
+// Layout per layer and KV head: keys transposed [head_dim, kPageTokens] (neighbouring keys are neighbours),
+// then values [kPageTokens, head_dim]. Shared pages are immutable; a writer copies first.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+
+namespace lily {
+
+constexpr int64_t kPageTokens = 64;
+
+enum class KvDtype : uint8_t { bf16, f32 };
+
+struct KvLayout {
+    int64_t layers = 0;
+    int64_t kv_heads = 0;
+    int64_t head_dim = 0;
+    KvDtype dtype = KvDtype::bf16;
+
+    int64_t element_bytes() const { return dtype == KvDtype::bf16 ? 2 : 4; }
+    int64_t plane_bytes() const { return kPageTokens * head_dim * element_bytes(); }  // keys of one head
+    int64_t page_bytes() const { return layers * kv_heads * 2 * plane_bytes(); }
+    int64_t keys_offset(int64_t layer, int64_t head) const {
+        return (layer * kv_heads + head) * 2 * plane_bytes();
+    }
+    int64_t values_offset(int64_t layer, int64_t head) const {
+        return keys_offset(layer, head) + plane_bytes();
+    }
+};
+
+class KvPage {
+  public:
+    explicit KvPage(const KvLayout& layout) : bytes_(static_cast<size_t>(layout.page_bytes())) {}
+    std::byte* data() { return bytes_.data(); }
+    const std::byte* data() const { return bytes_.data(); }
+    size_t size() const { return bytes_.size(); }
+
+  private:
+    Buffer<std::byte> bytes_;
+};
+
+// The pages of one sequence; copying it shares them.
+class KvCache {
+  public:
+    explicit KvCache(const KvLayout& layout) : layout_(layout) {}
+
+    // Makes positions [begin, end) writable: new pages, private copies of shared ones.
+    void reserve(int64_t begin, int64_t end);
+    // Forgets the pages beyond `length` tokens.
+    void truncate(int64_t length);
+
+    const KvLayout& layout() const { return layout_; }
+    std::byte* page(int64_t index) { return pages_[static_cast<size_t>(index)]->data(); }
+    const std::byte* page(int64_t index) const { return pages_[static_cast<size_t>(index)]->data(); }
+    // The first `length` keys and values of a layer as fp32 [length, kv_heads, head_dim], for inspection.
+    std::pair<std::vector<float>, std::vector<float>> read(int64_t layer, int64_t length) const;
+    int64_t bytes() const { return static_cast<int64_t>(pages_.size()) * layout_.page_bytes(); }
+
+  private:
+    KvLayout layout_;
+    std::vector<std::shared_ptr<KvPage>> pages_;
+};
+
+}  // namespace lily
