@@ -14,10 +14,13 @@ thread count.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other on a busy machine
 
 import numpy as np
 import torch
@@ -104,8 +107,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--steps", type=int, help="train this many steps whatever the time")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--rate", type=float, default=3e-3, help="learning rate")
-    p.add_argument("--batch-tokens", type=int, default=5120, help="tokens a step")
+    p.add_argument("--rate", type=float, default=2.5e-3, help="learning rate")
+    p.add_argument("--batch-tokens", type=int, default=2560, help="tokens a step")
     p.add_argument("--row", type=int, default=640, help="tokens a row; the warm-up has rows of half this")
     p.add_argument("--conversations", type=int, default=120_000)
     p.add_argument("--warm-up", type=float, default=0.15, help="share of the training for copying and sums")
@@ -167,7 +170,7 @@ def train(
         active.step()
         active.zero_grad(set_to_none=True)
         step, tokens = step + 1, tokens + ids.numel()
-        if step % 100 == 0:
+        if step % 50 == 0:
             passed = time.time() - begin
             line = f"{passed / 60:5.1f} min  step {step:5d}  {tokens / 1e6:6.2f} M tokens"
             print(

@@ -102,9 +102,10 @@ class Sampler:
     # Questions of one turn, each with what must be in the answer.
 
     def echo(self) -> tuple[list[Message], str]:
-        """Repeat one to four words."""
+        """Repeat one to seven words."""
         r = self.random
-        text = " ".join(self.pick(WORDS) for _ in range(r.randint(1, 4)))
+        words = r.randint(1, 4) if self.unseen_only else r.choice((1, 2, 3, 4, 5, 7))
+        text = " ".join(self.pick(WORDS) for _ in range(words))
         ask = r.choice(["Say {}.", "Repeat: {}.", "Echo {}.", "Repeat after me: {}.", "Repeat {}."]).format(
             text
         )
@@ -282,21 +283,21 @@ class Sampler:
             tool = r.choice(TOOLS)
             tools = self.offered(tool)
             turns = self.tool_turns(tool)[0]
+            listed = [t for t in TOOLS if t.name in [s["function"]["name"] for s in tools]]
+            for _ in range(r.choice([0, 0, 1, 1, 2])):
+                turns = [*self.tool_turns(r.choice(listed))[0], *turns]
             dice = r.random()
-            if dice < 0.2:
-                again = r.choice([t for t in TOOLS if t.name in [s["function"]["name"] for s in tools]])
-                turns += self.tool_turns(again)[0]
-            elif dice < 0.3:
+            if dice < 0.1:
                 turns = [*self.one_turn(), *turns]
+            elif dice < 0.25:
+                turns = [*turns, *self.one_turn()]
             elif dice < 0.4:
-                turns = self.one_turn() if dice < 0.36 else [*turns, *self.one_turn()]
-            elif dice < 0.5:
-                turns = turns[:2]
+                turns = turns[:-2]
         elif kind == "memory":
             turns = self.memory()[0]
         else:
             turns = getattr(self, kind)()[0]
-            while r.random() < 0.2:
+            while r.random() < 0.35:
                 turns = [*self.one_turn(), *turns]
         if r.random() < 0.1:
             turns = [{"role": "system", "content": r.choice(SYSTEM)}, *turns]
@@ -320,14 +321,14 @@ class Sampler:
 
 
 MIX = {
-    "echo": 0.10,
+    "echo": 0.12,
     "add": 0.17,
     "spell": 0.14,
     "count": 0.08,
     "capital": 0.03,
     "chat": 0.06,
-    "memory": 0.17,
-    "tools": 0.25,
+    "memory": 0.2,
+    "tools": 0.2,
 }
-WARM_UP = {"echo": 0.34, "add": 0.24, "spell": 0.2, "memory": 0.22}
+WARM_UP = {"echo": 0.45, "add": 0.2, "spell": 0.2, "memory": 0.15}
 SUITE_KINDS = ("add", "echo", "spell", "count", "memory", "tool_call", "tool_result")
