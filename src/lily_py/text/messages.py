@@ -113,12 +113,8 @@ def _part(part: Any, where: str) -> str:
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
     """Return one call of an assistant message with its arguments as an object."""
     if not isinstance(call, Mapping):
-        name, arguments = getattr(call, "name", None), getattr(call, "arguments", None)
-        call = {
-            "id": getattr(call, "id", None),
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
+        # A `ToolCall` of an earlier answer.
+        call = {key: getattr(call, key, None) for key in ("id", "name", "arguments")}
     function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise TemplateError(f"{where} has no function name")
@@ -132,5 +128,5 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         raise TemplateError(f"{where}: arguments must be an object, got {type(arguments).__name__}")
-    changed = {**function, "arguments": dict(arguments)}
-    return {**call, "function": changed} if "function" in call else changed
+    result = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    return result if call.get("id") is None else {"id": call["id"], **result}

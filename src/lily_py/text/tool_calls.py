@@ -122,9 +122,11 @@ def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
 
     Args:
         text: the value, its enclosing newlines removed.
-        schema: JSON schema of the parameter, or None if unknown.
+        schema: JSON schema of the parameter; the value of an unknown parameter stays text.
         root: schema that ``$ref`` refers to.
     """
+    if not isinstance(schema, Mapping):
+        return text
     types = _types(schema, root)
     stripped = text.strip()
     if stripped in ("null", "None") and ("null" in types or (types and "string" not in types)):
@@ -135,7 +137,7 @@ def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
             if accepted:
                 return value
     if not types:
-        # Of an untyped parameter only what can't be meant as prose is taken for data.
+        # Of a parameter that may be anything only what can't be meant as prose is taken for data.
         for kind in ("object", "array"):
             accepted, value = _convert(stripped, kind)
             if accepted:
