@@ -1,0 +1,103 @@
+"""Runs the native core on a checkpoint folder and returns its outputs in the oracles' shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from oracles import tensorfile
+from oracles.result import TOLERANCES, Result
+
+from lily_py import _core
+from lily_py.checkpoint import open_checkpoint
+from lily_py.loader import load_model
+
+Ids = NDArray[np.int32]
+Tiny = Callable[..., Path]
+
+FLOATS_ONLY = ("integer_dot",)  # ablation: quantised weights are multiplied in fp32, as the oracles do
+INSTRUCTION_SETS = {"avx512vnni": (), "avx2": ("avx512vnni",), "generic": ("avx512vnni", "avx2")}
+
+
+def exact_model(path: Path, **options: Any) -> _core.Model:
+    """The model without any deliberate rounding: fp32 products, fp32 keys and values."""
+    return load_model(
+        open_checkpoint(path), **({"threads": 2, "kv_dtype": "float32", "ablate": FLOATS_ONLY} | options)
+    )
+
+
+def model_of(path: Path, **options: Any) -> _core.Model:
+    """The model with integer products, as shipped, but fp32 keys and values."""
+    return load_model(open_checkpoint(path), **({"threads": 2, "kv_dtype": "float32"} | options))
+
+
+def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
+    """A prompt of random tokens."""
+    return np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
+
+
+def feed(model: _core.Model, sequence: _core.Sequence, ids: Ids) -> NDArray[np.float32]:
+    """The logits [T, vocab] after each token."""
+    logits = model.forward(sequence, np.ascontiguousarray(ids, np.int32), all=True)
+    assert logits is not None
+    return logits
+
+
+def result_of(sequence: _core.Sequence, logits: NDArray[np.float32], attention: Sequence[bool]) -> Result:
+    """Logits and the state of a sequence by layer; `attention` says which layers are attention.
+
+    The core doesn't hand out hidden rows: that part has width 0.
+    """
+    result = Result(logits=logits, hidden=logits[:, :0])
+    recurrent = cached = 0
+    for layer, is_attention in enumerate(attention):
+        if is_attention:
+            result.keys[layer], result.values[layer] = sequence.keys_values(cached)
+            cached += 1
+        else:
+            result.recurrent[layer] = sequence.recurrent_state(recurrent)
+            result.conv[layer] = sequence.conv_state(recurrent).T
+            recurrent += 1
+    return result
+
+
+def run(model: _core.Model, ids: Ids, attention: Sequence[bool]) -> Result:
+    """Feeds a whole prompt to a new sequence."""
+    sequence = model.new_sequence()
+    return result_of(sequence, feed(model, sequence, ids), attention)
+
+
+def without_hidden(result: Result) -> Result:
+    """The oracle's result, comparable with `run`."""
+    return replace(result, hidden=result.hidden[:, :0])
+
+
+def assert_agrees(native: Result, oracle: Result) -> None:
+    """Fails beyond the distance that two correct fp32 implementations have from each other."""
+    worst = native.differences(without_hidden(oracle))
+    beyond = {name: value for name, value in worst.items() if not value <= TOLERANCES[name]}
+    assert not beyond, f"differences beyond {TOLERANCES}: {beyond} (all: {worst})"
+
+
+def state_bytes(sequence: _core.Sequence, attention: Sequence[bool]) -> dict[str, bytes]:
+    """Every number of a sequence's state, bit for bit."""
+    empty = np.zeros((0, 0), np.float32)
+    result = result_of(sequence, empty, attention)
+    return {
+        f"{kind} {layer}": array.tobytes()
+        for kind in ("recurrent", "conv", "keys", "values")
+        for layer, array in getattr(result, kind).items()
+    }
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the tensors of a folder's `model.safetensors` in place; `change` edits name -> array."""
+    tensors: dict[str, Any] = {
+        n: np.array(a) for n, a in tensorfile.read(folder / "model.safetensors").items()
+    }
+    change(tensors)
+    tensorfile.write(folder / "model.safetensors", tensors, {"format": "mlx"})
