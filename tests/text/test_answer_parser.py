@@ -175,6 +175,10 @@ class TestCalls:
     def test_text_on_both_sides_of_a_call_does_not_run_together(self, tools: Tools) -> None:
         assert parse_answer(f"One.\n{PING}\nTwo.", tools=tools).text == "One.\n\nTwo."
 
+    def test_white_space_after_the_last_call_is_dropped_and_elsewhere_kept(self, tools: Tools) -> None:
+        assert parse_answer(f"{PING}\n ok. \n\n", tools=tools).text == "ok."
+        assert parse_answer(" ok. \n\n", tools=tools).text == " ok. \n\n"
+
     @pytest.mark.parametrize("tail", ["", "\n", "\n</tool", "\n</tool_call"])
     def test_an_unclosed_envelope_around_a_whole_function_is_a_call(self, tools: Tools, tail: str) -> None:
         answer = parse_answer(WORK.removesuffix("\n</tool_call>") + tail, tools=tools)

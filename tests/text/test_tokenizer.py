@@ -67,6 +67,17 @@ def test_b16_control_tokens_of_a_template_are_recognised(tokenizer: Tokenizer, c
     assert IDS[control] not in tokenizer.encode(f"a{control}b")
 
 
+def test_b16_control_tokens_that_appear_by_normalisation_are_ordinary_too(tokenizer_folder: Path) -> None:
+    description = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    token = len(textfiles.vocabulary()) + len(IDS)
+    added = {**description["added_tokens"][0], "id": token, "content": "<K>", "normalized": True}
+    description["added_tokens"].append(added)
+    tokenizer = Tokenizer(json.dumps(description))
+    kelvin = "<\N{KELVIN SIGN}>"
+    assert token in tokenizer.encode(kelvin, special_tokens=True), "NFC makes it a K"
+    assert token not in tokenizer.encode(kelvin)
+
+
 @property_test
 @given(tokens=st.lists(st.integers(0, 400), max_size=12), skip=st.booleans())
 def test_b11_decoding_agrees_with_the_library_also_beyond_the_vocabulary(
@@ -92,7 +103,11 @@ def test_flags_of_the_tokenizer_decide_what_is_skipped(tokenizer: Tokenizer) -> 
 
 def test_added_tokens_may_have_characters_outside_the_byte_alphabet(tokenizer_folder: Path) -> None:
     description = json.loads((tokenizer_folder / "tokenizer.json").read_text())
-    added = {**description["added_tokens"][0], "id": len(textfiles.vocabulary()) + 50, "content": "<a b→>"}
+    added = {
+        **description["added_tokens"][0],
+        "id": len(textfiles.vocabulary()) + len(IDS),
+        "content": "<a b→>",
+    }
     description["added_tokens"].append(added)
     text = json.dumps(description)
     tokens = Tokenizer(text).encode("x<a b→>", special_tokens=True)
