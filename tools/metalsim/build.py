@@ -119,9 +119,46 @@ def build_library() -> Path:
         objects.append(str(object_file))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(f".{os.getpid()}")
-    _run([str(zig()), "c++", *_TARGET, "-shared", f"-Wl,-soname,{LIBRARY}", *objects, "-o", str(partial), "-ldl", "-lpthread"])
+    _run(
+        [
+            str(zig()),
+            "c++",
+            *_TARGET,
+            "-shared",
+            f"-Wl,-soname,{LIBRARY}",
+            *objects,
+            "-o",
+            str(partial),
+            "-ldl",
+            "-lpthread",
+        ]
+    )
     partial.rename(output)
     stamp.write_text(wanted)
+    return output
+
+
+def build_program(sources: Sequence[Path], name: str, options: Sequence[str] = ()) -> Path:
+    """Executable from host sources on metal-cpp, cached by content. Raises BuildError."""
+    build_library()
+    flags = [*host_flags(), "-O1", "-g1", "-Wall", *options]
+    folder = paths.build_directory() / "programs"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for source in sources:
+        siblings = [*source.parent.glob("*.hpp")]
+        key = _hash_files([source, *siblings, *(paths.HOME / "include").glob("*.h")], ZIG_VERSION, *flags)
+        object_file = folder / f"{source.stem}-{key}.o"
+        if not object_file.exists():
+            partial = object_file.with_suffix(f".{os.getpid()}.o")
+            _run([str(zig()), "c++", *flags, "-c", str(source), "-o", str(partial)])
+            partial.rename(object_file)
+        objects.append(object_file)
+    output = folder / f"{name}-{_hash(*(o.name for o in objects))}"
+    if not output.exists():
+        partial = output.with_suffix(f".{os.getpid()}")
+        _run([str(zig()), "c++", *_TARGET, *map(str, objects), *link_flags(), "-o", str(partial)])
+        partial.rename(output)
     return output
 
 

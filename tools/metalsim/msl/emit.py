@@ -7,7 +7,6 @@ import re
 from .module import FunctionConstant, Instantiation, KernelFunction, Module, ThreadgroupVariable
 
 
-
 def identifier(text: str) -> str:
     """`text` with everything that a C++ identifier can't hold replaced."""
     return re.sub(r"\W", "_", text)
@@ -26,7 +25,9 @@ class ExecutionDialect:
             f'({constant.index}, "{name}", (void*)&{name}, sizeof({constant.type}))'
         )
 
-    def threadgroup_variable(self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int) -> str:
+    def threadgroup_variable(
+        self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int
+    ) -> str:
         """A reference into the threadgroup arena; its slot registers with the kernel at load."""
         type_text = f"::metalsim::Identity<{variable.type} {variable.dims}>".replace(" >", ">")
         slot = f"::metalsim::ThreadgroupVariable<{kernel.address}, {type_text}, {ordinal}>::slot"
@@ -37,7 +38,10 @@ class ExecutionDialect:
         lines = [f'#line 1 "{module.name}.registration"']
         for number, item in enumerate(module.instantiations):
             kernel = module.kernels[item.function]
-            arguments = [f"&{item.expression}", *(self._binding(kernel, i) for i in range(len(kernel.parameters)))]
+            arguments = [
+                f"&{item.expression}",
+                *(self._binding(kernel, i) for i in range(len(kernel.parameters))),
+            ]
             limit = kernel.max_threads or "1024"
             lines.append(
                 f"static ::metalsim::KernelRegistration<{', '.join(arguments)}> "
@@ -67,7 +71,9 @@ class CheckDialect:
         """Function constants are not constant expressions; an external constant has that property."""
         return f"constant {constant.type} {constant.name} = 0"
 
-    def threadgroup_variable(self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int) -> str:
+    def threadgroup_variable(
+        self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int
+    ) -> str:
         """OpenCL refuses `local` arrays of dependent size; a reference has the same type."""
         type_text = f"::metal::Identity<{variable.type} {variable.dims}>".replace(" >", ">")
         return f"threadgroup {type_text}& {variable.name} = ::metal::threadgroup_reference<{type_text}>()"

@@ -33,7 +33,9 @@ class Dialect(Protocol):
         """Declaration that replaces `constant T name [[function_constant(n)]]`."""
         ...
 
-    def threadgroup_variable(self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int) -> str:
+    def threadgroup_variable(
+        self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int
+    ) -> str:
         """Declaration that replaces `threadgroup T name[dims]`."""
         ...
 

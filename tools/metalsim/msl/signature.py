@@ -52,7 +52,10 @@ def check_signatures(module: Module) -> None:
 def _kernel_errors(kernel: KernelFunction) -> list[str]:
     errors: list[str] = []
     bindings = Counter(
-        (a.name, a.argument) for p in kernel.parameters for a in p.attributes if a.name in ("buffer", "threadgroup")
+        (a.name, a.argument)
+        for p in kernel.parameters
+        for a in p.attributes
+        if a.name in ("buffer", "threadgroup")
     )
     errors += [f"[[{name}({arg})]] is used {n} times" for (name, arg), n in bindings.items() if n > 1]
     for parameter in kernel.parameters:
@@ -75,7 +78,9 @@ def _vector_width(type_text: str) -> int:
 
 def _parameter_errors(parameter: Parameter) -> list[str]:
     text, errors = parameter.declaration, []
-    errors += [f"unknown attribute [[{a.name}]] on '{text}'" for a in parameter.attributes if a.name not in _KNOWN]
+    errors += [
+        f"unknown attribute [[{a.name}]] on '{text}'" for a in parameter.attributes if a.name not in _KNOWN
+    ]
     binding = parameter.attribute("buffer") or parameter.attribute("threadgroup")
     if binding is None and parameter.builtin is None:
         errors.append(f"parameter '{text}' has no [[...]] attribute")

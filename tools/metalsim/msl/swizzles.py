@@ -24,4 +24,6 @@ def _property(name: str) -> str:
         return f"{getter} __declspec(property(get = get_{name})) vec<T, {count}> {name};"
     stores = " ".join(f"{ours} = v.{theirs};" for ours, theirs in zip(name, "xyzw", strict=False))
     setter = f"void put_{name}(vec<T, {count}> v) {{ {stores} }}"
-    return f"{getter} {setter} __declspec(property(get = get_{name}, put = put_{name})) vec<T, {count}> {name};"
+    return (
+        f"{getter} {setter} __declspec(property(get = get_{name}, put = put_{name})) vec<T, {count}> {name};"
+    )

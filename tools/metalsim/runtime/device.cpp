@@ -167,7 +167,7 @@ void Encoder::mark_bound_buffers() {
     }
 }
 
-bool Encoder::arguments_are_valid(Uint3 group) {
+bool Encoder::arguments_are_valid(Uint3 group, Uint3 groups) {
     const KernelInfo& kernel = *pipeline_->kernel;
     for (uint32_t i = 0; i < kernel.parameter_count; i++) {
         const ParameterInfo& p = kernel.parameters[i];
@@ -199,8 +199,8 @@ bool Encoder::arguments_are_valid(Uint3 group) {
                                         std::to_string(limit));
         return false;
     }
-    if (!group.count()) {
-        report("empty-grid", "a threadgroup has no threads");
+    if (!group.count() || !groups.count()) {
+        report("empty-grid", "the dispatch has no threads");
         return false;
     }
     return true;
@@ -213,7 +213,7 @@ bool Encoder::dispatch(Uint3 threads, Uint3 group, Uint3 groups, bool trim_edges
     counters::begin_dispatch(kernel.name, groups, group);
     threadgroup_memory.clear();
     mark_bound_buffers();
-    bool completed = arguments_are_valid(group);
+    bool completed = arguments_are_valid(group, groups);
     if (completed) {
         for (unsigned i = 0; i < max_bindings; i++)
             if (uint32_t length = arguments_.threadgroup_length[i])

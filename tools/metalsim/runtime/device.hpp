@@ -40,7 +40,7 @@ class Encoder {
 
   private:
     bool dispatch(Uint3 threads, Uint3 group, Uint3 groups, bool trim_edges);
-    bool arguments_are_valid(Uint3 group);
+    bool arguments_are_valid(Uint3 group, Uint3 groups);
     void mark_bound_buffers();
 
     uint64_t pass_;

@@ -162,7 +162,11 @@ void complete(Simdgroup& g, Thread* self, uint32_t mask) {
         }
         if (any->barrier_flags & 1) g.epoch_device++;
     } else if (any->combine) {
+        // Reports of the operation belong to a lane that takes part, not to a thread that just returned.
+        Thread* running = current_thread;
+        current_thread = any;
         any->combine(g.lanes, mask);
+        current_thread = running;
     }
     each_lane(g, mask, [&](Thread* t) {
         t->wait = nothing;
@@ -424,12 +428,16 @@ void misaligned_vector(const void*, unsigned alignment, void* pc) {
     report("misaligned", "vector access at an address that is not a multiple of " + std::to_string(alignment), {pc});
 }
 
-void atomic_access(const volatile void* address, unsigned size, bool modifies, void* pc) {
+void atomic_access(const volatile void* address, unsigned size, AtomicKind kind, void* pc) {
     auto a = reinterpret_cast<uintptr_t>(address);
     if (a % size) report("misaligned", "atomic access at an address that is not a multiple of its size", {pc});
-    shadow::access(a, size, shadow::Access::atomic, pc);
+    shadow::access(a, size,
+                   kind == AtomicKind::load    ? shadow::Access::atomic_load
+                   : kind == AtomicKind::store ? shadow::Access::atomic_store
+                                               : shadow::Access::atomic_modify,
+                   pc);
     Thread* t = current_thread;
-    if (!modifies || !t) return;
+    if (kind != AtomicKind::read_modify_write || !t) return;
     t->last_counter = address;
     if (t->fenced) ordering::release_at(a, {shadow::group.index & 0x7FFFF, shadow::group.epoch_device & 0x3FF, t->index});
 }

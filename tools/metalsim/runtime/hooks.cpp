@@ -5,6 +5,7 @@
 #include <string>
 
 #include "diagnostics.hpp"
+#include "fibers.hpp"
 #include "shadow.hpp"
 
 using metalsim::report;
@@ -84,12 +85,18 @@ EXPORT void* __tsan_memset(void* to, int value, size_t n) {
 
 EXPORT void __ubsan_handle_out_of_bounds(const SourceLocation* at, uintptr_t index) {
     report("array-bounds", "index " + std::to_string(intptr_t(index)) + " is outside its array", {nullptr, at->text()});
+    metalsim::fibers::abandon_dispatch();
+}
+EXPORT void __ubsan_handle_local_out_of_bounds() {
+    report("array-bounds", "access outside a variable of the thread", {CALLER});
+    metalsim::fibers::abandon_dispatch();
 }
 EXPORT void __ubsan_handle_shift_out_of_bounds(const SourceLocation* at, uintptr_t, uintptr_t by) {
     report("shift", "shift by " + std::to_string(intptr_t(by)) + ", or of a negative value", {nullptr, at->text()});
 }
 EXPORT void __ubsan_handle_divrem_overflow(const SourceLocation* at, uintptr_t, uintptr_t) {
     report("division", "integer division by zero, or overflow", {nullptr, at->text()});
+    metalsim::fibers::abandon_dispatch();  // going on would end the process
 }
 
 // float to bfloat, which compilers call as a library function; rounds to nearest even.

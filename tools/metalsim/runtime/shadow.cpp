@@ -74,10 +74,12 @@ __attribute__((noinline)) void report_race(const char* what, uint64_t p, uint64_
         return;
     }
     const char* kind = !b                            ? "race-threadgroup"
-                       : group_of(p) != group_of(c) ? "race-across-groups"
+                       : group_of(p) != group_of(c) || (p & of_groups) ? "race-across-groups"
                                                     : "race-device";
-    report(kind, place + " with threadgroup " + std::to_string(group_of(p)) + " thread " + std::to_string(thread_of(p)),
-           {pc});
+    std::string other = p & of_groups ? "several threadgroups"
+                                      : "threadgroup " + std::to_string(group_of(p)) +
+                                            (has_many_simdgroups(p) ? "" : " thread " + std::to_string(thread_of(p)));
+    report(kind, place + " with " + other, {pc});
 }
 
 __attribute__((noinline)) void abandon(const char* kind, const std::string& message, void* pc) {
@@ -85,9 +87,13 @@ __attribute__((noinline)) void abandon(const char* kind, const std::string& mess
     fibers::abandon_dispatch();
 }
 
+bool is_atomic(Access kind) { return kind >= Access::atomic_load; }
+bool loads(Access kind) { return kind != Access::write && kind != Access::atomic_store; }
+bool stores(Access kind) { return kind != Access::read && kind != Access::atomic_load; }
+
 std::string describe(Access kind, unsigned size) {
-    return std::string(kind == Access::read ? "read" : kind == Access::write ? "write" : "atomic access") + " of " +
-           std::to_string(size) + " bytes";
+    const char* verb = is_atomic(kind) ? "atomic access" : kind == Access::read ? "read" : "write";
+    return std::string(verb) + " of " + std::to_string(size) + " bytes";
 }
 
 void check_buffer(const Buffer* b, uint64_t offset, unsigned size, Access kind, void* pc) {
@@ -100,7 +106,7 @@ void check_buffer(const Buffer* b, uint64_t offset, unsigned size, Access kind, 
         report("unbound-buffer", describe(kind, size) + " of " + b->name + ", which this dispatch neither binds nor uses", {pc});
     else if (offset < b->lowest_offset)
         report("below-binding", "offset " + std::to_string(offset) + " of " + b->name + " is below the bound offset", {pc});
-    if (kind != Access::read && b->read_only) report("write-constant", b->name, {pc});
+    if (stores(kind) && b->read_only) report("write-constant", b->name, {pc});
 }
 
 // The per-byte part; returns how many bytes this dispatch touched for the first time.
@@ -109,7 +115,8 @@ struct Fresh {
 };
 Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, uint64_t offset, void* pc) {
     Fresh fresh;
-    const bool atomic = kind == Access::atomic;
+    // An atomic load is stamped like an atomic write: it may meet atomics, but no plain write.
+    const bool atomic = is_atomic(kind);
     for (unsigned i = 0; i < size; i++, c++) {
         uint64_t w = c->write, r = c->read;
         if (w == unusable && !b)
@@ -117,7 +124,7 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
         if (w) {
             if (!(atomic && is_atomic(w)) && !ordered(w, now, b))
                 report_race(kind == Access::read ? "read after write" : "write after write", w, now, b, offset, pc);
-        } else if (kind != Access::write && (!b || b->track_initialisation)) {
+        } else if (loads(kind) && (!b || b->track_initialisation)) {
             report("uninitialised", b ? "read of " + b->name + "+" + std::to_string(offset) + ", which nobody wrote"
                                       : "read of threadgroup memory that nobody wrote", {pc});
         }
@@ -127,12 +134,10 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
             continue;
         }
         if (r && !(atomic && is_atomic(r)) && !ordered(r, now, b)) report_race("write after read", r, now, b, offset, pc);
-        fresh.written += dispatch_of(w) != dispatch_of(now) || !w;
+        if (stores(kind)) fresh.written += dispatch_of(w) != dispatch_of(now) || !w;
+        if (loads(kind)) fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
         c->write = now;
-        if (atomic) {
-            fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
-            c->read = now;
-        }
+        if (atomic) c->read = now;
     }
     return fresh;
 }
@@ -162,14 +167,14 @@ void access(uintptr_t address, unsigned size, Access kind, void* pc) {
     const Thread* t = current_thread;
     uint64_t now = stamp(ordering::current_dispatch(), group.index, t->index,
                          in_buffer ? group.epoch_device : group.epoch_threadgroup,
-                         in_buffer ? t->simdgroup->epoch_device : t->simdgroup->epoch_threadgroup, kind == Access::atomic);
+                         in_buffer ? t->simdgroup->epoch_device : t->simdgroup->epoch_threadgroup, is_atomic(kind));
     Fresh fresh = touch(cells + offset, size, kind, now, in_buffer ? b : nullptr, within, pc);
     if (in_buffer && !b->read_only) {
         counters::Traffic& traffic = counters::current_traffic();
         traffic.read += fresh.read;
         traffic.written += fresh.written;
-        if (kind != Access::write) traffic.loaded += size;
-        if (kind != Access::read) traffic.stored += size;
+        if (loads(kind)) traffic.loaded += size;
+        if (stores(kind)) traffic.stored += size;
     }
 }
 

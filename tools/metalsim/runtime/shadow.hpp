@@ -12,7 +12,7 @@ struct Cell {
 };
 constexpr uintptr_t base = 0x300000000000;
 
-enum class Access { read, write, atomic };
+enum class Access { read, write, atomic_load, atomic_store, atomic_modify };
 
 // Checks an access of kernel code against bounds and earlier accesses, and records it.
 // Called for every instrumented load and store; cheap outside the arena.

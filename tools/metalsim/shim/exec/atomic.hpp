@@ -16,10 +16,12 @@ using atomic_bool = atomic<bool>;
 using atomic_ulong = atomic<ulong>;
 
 #define METALSIM_ATOMIC __attribute__((noinline, no_sanitize("thread")))
+#define METALSIM_NOTE(kind) \
+    metalsim::atomic_access(p, sizeof(T), metalsim::AtomicKind::kind, __builtin_return_address(0))
 #define METALSIM_READ_MODIFY_WRITE(name, expression)                                              \
     template <class T>                                                                            \
     METALSIM_ATOMIC T name(volatile atomic<T>* p, std::common_type_t<T> x, memory_order) {        \
-        metalsim::atomic_access(p, sizeof(T), true, __builtin_return_address(0));                 \
+        METALSIM_NOTE(read_modify_write);                                                         \
         T old = p->value;                                                                         \
         p->value = T(expression);                                                                 \
         return old;                                                                               \
@@ -35,19 +37,19 @@ METALSIM_READ_MODIFY_WRITE(atomic_exchange_explicit, x)
 
 template <class T>
 METALSIM_ATOMIC T atomic_load_explicit(const volatile atomic<T>* p, memory_order) {
-    metalsim::atomic_access(p, sizeof(T), false, __builtin_return_address(0));
+    METALSIM_NOTE(load);
     return p->value;
 }
 template <class T>
 METALSIM_ATOMIC void atomic_store_explicit(volatile atomic<T>* p, std::common_type_t<T> x, memory_order) {
-    metalsim::atomic_access(p, sizeof(T), true, __builtin_return_address(0));
+    METALSIM_NOTE(store);
     p->value = x;
 }
 template <class T>
 METALSIM_ATOMIC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* p, T* expected,
                                                            std::common_type_t<T> desired, memory_order,
                                                            memory_order) {
-    metalsim::atomic_access(p, sizeof(T), true, __builtin_return_address(0));
+    METALSIM_NOTE(read_modify_write);
     // Bit comparison: a float NaN compares equal to itself, as in hardware.
     T old = p->value;
     if (memcmp((const void*)&old, expected, sizeof(T)) == 0) {

@@ -64,8 +64,9 @@ void simdgroup_collective(Thread* thread);
 void quadgroup_collective(Thread* thread);
 void threadgroup_barrier_wait(unsigned flags, Site site);
 void simdgroup_barrier_wait(unsigned flags, Site site);
-// An atomic access that is about to happen; `modifies` is false for a load.
-void atomic_access(const volatile void* address, unsigned size, bool modifies, void* pc);
+enum class AtomicKind : uint8_t { load, store, read_modify_write };
+// An atomic access that is about to happen.
+void atomic_access(const volatile void* address, unsigned size, AtomicKind kind, void* pc);
 // The counter's atomic read-modify-write orders device memory between threadgroups from here on.
 void ordered_counter(const volatile void* address);
 void thread_fence(unsigned flags);
