@@ -114,7 +114,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--warm-up", type=float, default=0.15, help="share of the training for copying and sums")
     p.add_argument("--mtp", type=float, default=0.13, help="share of the training for the MTP head")
     p.add_argument(
-        "--prompt-weight", type=float, default=0.03, help="loss weight of tokens that aren't answers"
+        "--prompt-weight", type=float, default=0.0, help="loss weight of tokens that aren't answers"
     )
     p.add_argument("--hidden", type=int, default=128)
     p.add_argument("--layers", type=int, default=4)
@@ -122,6 +122,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--active", type=int, default=2)
     p.add_argument("--inner", type=int, default=128, help="width of an expert")
     p.add_argument("--vocab", type=int, default=1024)
+    p.add_argument("--resume", action="store_true", help="begin with the weights in --work")
     p.add_argument("--export-only", action="store_true", help="write --out from the checkpoint in --work")
     return p.parse_args()
 
@@ -199,6 +200,10 @@ def main() -> None:
     sampler = Sampler(a.seed, held_out(a.questions))
     template = Template()
     tokenizer = train_tokenizer((template.render(sampler.conversation(MIX)) for _ in range(8000)), a.vocab)
+    if a.resume:
+        stored = torch.load(a.work / "checkpoint.pt", weights_only=True)
+        network.load_state_dict(stored["weights"])
+        tokenizer = Tokenizer.from_str(stored["tokenizer"])
     short = make_rows(sampler, WARM_UP, a.conversations // 4, a.row // 2, tokenizer)
     whole = make_rows(sampler, MIX, a.conversations, a.row, tokenizer)
     validation = make_rows(sampler, MIX, 400, a.row, tokenizer)

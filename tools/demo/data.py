@@ -297,8 +297,8 @@ class Sampler:
             turns = self.memory()[0]
         else:
             turns = getattr(self, kind)()[0]
-            while r.random() < 0.35:
-                turns = [*self.one_turn(), *turns]
+            while r.random() < (0.8 if kind == "add" else 0.35):
+                turns = [*(self.add()[0] if kind == "add" else self.one_turn()), *turns]
         if r.random() < 0.1:
             turns = [{"role": "system", "content": r.choice(SYSTEM)}, *turns]
         return Conversation(kind, turns, tools, r.random() < 0.5, set(self.keys))
@@ -321,14 +321,14 @@ class Sampler:
 
 
 MIX = {
-    "echo": 0.12,
-    "add": 0.17,
-    "spell": 0.14,
-    "count": 0.08,
-    "capital": 0.03,
-    "chat": 0.06,
-    "memory": 0.2,
-    "tools": 0.2,
+    "echo": 0.07,
+    "add": 0.26,
+    "spell": 0.16,
+    "count": 0.14,
+    "capital": 0.02,
+    "chat": 0.05,
+    "memory": 0.15,
+    "tools": 0.15,
 }
 WARM_UP = {"echo": 0.45, "add": 0.2, "spell": 0.2, "memory": 0.15}
 SUITE_KINDS = ("add", "echo", "spell", "count", "memory", "tool_call", "tool_result")

@@ -97,9 +97,11 @@ class DemoNetwork(nn.Module):
 
     def trunk_loss(self, ids: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted next-token cross-entropy in nats; ids and weight are [B, T]."""
-        logits = self.trunk.lm_head(self.hidden(ids)[:, :-1]).float()
-        each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        return (each * weight[:, 1:].flatten()).sum() / weight[:, 1:].sum()
+        weight = weight[:, 1:]
+        counted = weight > 0
+        logits = self.trunk.lm_head(self.hidden(ids)[:, :-1][counted]).float()
+        each = F.cross_entropy(logits, ids[:, 1:][counted], reduction="none")
+        return (each * weight[counted]).sum() / weight.sum()
 
     def mtp_loss(self, ids: Tensor, weight: Tensor) -> Tensor:
         """Return the MTP head's cross-entropy against the frozen trunk's own distribution there."""
