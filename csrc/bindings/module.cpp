@@ -23,6 +23,7 @@ namespace lily {
 namespace {
 
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LocationTuple = std::tuple<int, int64_t, int64_t, std::string, std::vector<int64_t>>;
 
 // An fp32 array that owns its memory.
@@ -119,6 +120,12 @@ void bind_weights(nb::module_& m) {
 }
 
 void bind_sequence(nb::module_& m) {
+    nb::class_<Prefix>(m, "Prefix",
+                       "An immutable beginning of a conversation, for sequences to continue from.")
+        .def_prop_ro("length", &Prefix::length)
+        .def_prop_ro("tokens", &Prefix::tokens)
+        .def("blocks", &Prefix::blocks);
+
     nb::class_<Sequence>(m, "Sequence", "The state of one conversation; covers exactly `tokens`.")
         .def_prop_ro("length", &Sequence::length)
         .def_prop_ro("tokens", &Sequence::tokens)
@@ -127,6 +134,8 @@ void bind_sequence(nb::module_& m) {
         .def("snapshot", &Sequence::snapshot, nb::call_guard<nb::gil_scoped_release>())
         .def("truncate", &Sequence::truncate, "length"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("snapshots", &Sequence::snapshots)
+        .def("prefix", &Sequence::prefix, "length"_a)
+        .def("blocks", &Sequence::blocks)
         .def("drop_snapshot", &Sequence::drop_snapshot, "length"_a)
         .def("recurrent_state",
              [](Sequence& self, int64_t layer) {
@@ -171,14 +180,13 @@ void bind_sampler(nb::module_& m) {
             "observe", [](Sampler& self, const Ids& ids) { self.observe({ids.data(), ids.size()}); }, "ids"_a)
         .def(
             "draw",
-            [](Sampler& self,
-               const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& logits) {
+            [](Sampler& self, const Logits& logits, const std::optional<Logits>& raw) {
                 self.ensure_logits(static_cast<int64_t>(logits.size()));
                 std::copy(logits.data(), logits.data() + logits.size(), self.logits().begin());
                 const nb::gil_scoped_release release;
-                return self.draw();
+                return raw ? self.draw({raw->data(), raw->size()}) : self.draw();
             },
-            "logits"_a)
+            "logits"_a, "raw"_a = nb::none())
         .def(
             "distribution",
             [](Sampler& self,
@@ -211,7 +219,12 @@ void bind_model(nb::module_& m) {
     nb::class_<Model>(m, "Model", "Weights, graph and backend.")
         .def(nb::new_(&make_model), "config"_a, "weights"_a, nb::kw_only(), "backend"_a, "threads"_a,
              "kv_dtype"_a, "ablate"_a, "chunk"_a)
-        .def("new_sequence", &Model::new_sequence)
+        .def(
+            "new_sequence",
+            [](const Model& self, const Prefix* prefix) {
+                return prefix ? std::make_unique<Sequence>(*prefix) : self.new_sequence();
+            },
+            "prefix"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>())
         .def(
             "forward",
             [](Model& self, Sequence& sequence, const Ids& ids, bool all, const CancelToken* cancel,

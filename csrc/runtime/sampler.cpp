@@ -106,18 +106,38 @@ std::vector<Candidate> Sampler::distribution() {
     return candidates_;
 }
 
-int32_t Sampler::draw() {
+void Sampler::check_numbers() const {
+    // A sum is NaN if one of its terms is, or if infinities of both signs meet; the loop tells which.
+    float sum = 0;
+    for (const float logit : logits_) sum += logit;
+    if (!std::isnan(sum)) return;
     for (const float logit : logits_) {
         if (std::isnan(logit))
             throw BackendError("the model produced logits that are not numbers; the weights are damaged");
     }
-    if (keep_raw_) {
-        raw_ = logits_;
-        double total = 0;
-        const float top = *std::max_element(raw_.begin(), raw_.end());
-        for (const float logit : raw_) total += std::exp(static_cast<double>(logit) - top);
-        raw_norm_ = top + std::log(total);
-    }
+}
+
+void Sampler::keep_raw(std::span<const float> logits) {
+    raw_.assign(logits.begin(), logits.end());
+    double total = 0;
+    const float top = *std::max_element(raw_.begin(), raw_.end());
+    for (const float logit : raw_) total += std::exp(static_cast<double>(logit) - top);
+    raw_norm_ = top + std::log(total);
+}
+
+int32_t Sampler::draw() {
+    check_numbers();
+    if (keep_raw_) keep_raw(logits_);
+    return draw_from_logits();
+}
+
+int32_t Sampler::draw(std::span<const float> raw) {
+    check_numbers();
+    if (keep_raw_) keep_raw(raw);
+    return draw_from_logits();
+}
+
+int32_t Sampler::draw_from_logits() {
     penalize();
     int32_t token = largest();
     if (logits_[static_cast<size_t>(token)] == -std::numeric_limits<float>::infinity()) {

@@ -42,6 +42,8 @@ class Sampler {
     std::span<float> logits() { return logits_; }
     void ensure_logits(int64_t count);
     int32_t draw();
+    // draw() for logits that were changed from outside: log probabilities are kept of `raw` instead.
+    int32_t draw(std::span<const float> raw);
 
     // After draw(): log softmax of the raw logits at `token`, and the `count` best tokens with theirs.
     float log_probability(int32_t token) const;
@@ -55,6 +57,9 @@ class Sampler {
     void allow_only(std::vector<uint8_t> mask) { allowed_ = std::move(mask); }
 
   private:
+    void check_numbers() const;
+    void keep_raw(std::span<const float> logits);
+    int32_t draw_from_logits();
     void penalize();
     int32_t largest() const;
     double uniform();

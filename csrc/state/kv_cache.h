@@ -62,6 +62,14 @@ class KvCache {
     // The first `length` keys and values of a layer as fp32 [length, kv_heads, head_dim], for inspection.
     std::pair<std::vector<float>, std::vector<float>> read(int64_t layer, int64_t length) const;
     int64_t bytes() const { return static_cast<int64_t>(pages_.size()) * layout_.page_bytes(); }
+    // Address and bytes of each page; sequences that share a page give the same address.
+    std::vector<std::pair<uint64_t, int64_t>> blocks() const {
+        std::vector<std::pair<uint64_t, int64_t>> result;
+        for (const auto& page : pages_) {
+            result.emplace_back(reinterpret_cast<uint64_t>(page.get()), layout_.page_bytes());
+        }
+        return result;
+    }
 
   private:
     KvLayout layout_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "state/kv_cache.h"
+#include "state/prefix.h"
 #include "state/recurrent_state.h"
 
 namespace lily {
@@ -21,6 +22,8 @@ struct StateLayout {
 class Sequence {
   public:
     explicit Sequence(const StateLayout& layout);
+    // Continues from a prefix, which is also the first snapshot.
+    explicit Sequence(const Prefix& prefix);
 
     int64_t length() const { return static_cast<int64_t>(tokens_.size()); }
     const std::vector<int32_t>& tokens() const { return tokens_; }
@@ -30,26 +33,37 @@ class Sequence {
     // Remembers the recurrent state at the present length, so that truncate can come back here.
     void snapshot();
     // Goes back to the longest snapshot of at most `length` tokens (0 always exists); returns its length.
+    // Nothing happens at the present length, unless a step failed half-way: then the last snapshot is taken.
     int64_t truncate(int64_t length);
+    // The beginning up to a snapshot's length, for others to continue from.
+    std::unique_ptr<Prefix> prefix(int64_t length) const;
     // Lengths that truncate can reach, ascending.
     std::vector<int64_t> snapshots() const;
     void drop_snapshot(int64_t length) { snapshots_.erase(length); }
     int64_t bytes() const;
+    // What it keeps alive; blocks shared with prefixes and other sequences have one address.
+    std::vector<MemoryBlock> blocks() const;
 
-    // For the runtime: a step makes room, the backend writes the states, then the tokens are listed.
-    void reserve(int64_t rows) { kv_.reserve(length(), length() + rows); }
+    // For the runtime: a step makes room, the backend writes the states, then the tokens are listed. A step
+    // that fails in between leaves states of an unknown mixture: the sequence then refuses to go on until
+    // truncate() has brought back a snapshot.
+    void reserve(int64_t rows);
     void commit(const int32_t* tokens, int64_t count) {
         tokens_.insert(tokens_.end(), tokens, tokens + count);
+        unsettled_ = false;
     }
     KvCache& kv() { return kv_; }
     RecurrentState& recurrent() { return recurrent_; }
 
   private:
+    void require_settled() const;
+
     StateLayout layout_;
     std::vector<int32_t> tokens_;
     KvCache kv_;
     RecurrentState recurrent_;
     std::map<int64_t, std::shared_ptr<const RecurrentState>> snapshots_;
+    bool unsettled_ = false;
 };
 
 }  // namespace lily
