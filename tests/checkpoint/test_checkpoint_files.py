@@ -34,6 +34,7 @@ from lily_py.errors import (
     InvalidArgumentError,
     UnsupportedModelError,
 )
+from lily_py.text import ChatTemplate, Tokenizer
 
 TinyCheckpoint = Callable[..., Path]
 
@@ -135,6 +136,18 @@ def test_a_folder_without_its_essentials_is_not_found(tmp_path: Path, missing: s
     (folder / missing).unlink()
     with pytest.raises(CheckpointNotFoundError, match=missing):
         open_checkpoint(folder)
+
+
+def test_the_demo_model_opens_whole_by_its_name() -> None:
+    checkpoint = open_checkpoint("demo")
+    assert checkpoint.mtp_source is not None
+    assert checkpoint.config.eos_token_ids
+    assert checkpoint.chat_template
+    tokenizer = Tokenizer.from_checkpoint(checkpoint)
+    prompt = ChatTemplate.from_checkpoint(checkpoint).render([{"role": "user", "content": "hi"}])
+    tokens = tokenizer.encode(prompt, special_tokens=True)
+    assert tokenizer.decode(tokens, skip_special=False) == prompt
+    assert max(tokens) < checkpoint.config.vocab_size
 
 
 @pytest.mark.parametrize("where", ["", "no/such/folder", "./nothing", "~nosuchuser/x", "a\0b", "x" * 5000])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from oracles import textfiles
 
+from lily_py import demo
+from lily_py.checkpoint.chat_template import read_chat_template
 from lily_py.text import ChatTemplate, Tokenizer
 
 
@@ -33,10 +35,12 @@ def qwen_template() -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="session", params=["tiny", "qwen"])
+@pytest.fixture(scope="session", params=["tiny", "demo", "qwen"])
 def template_source(request: pytest.FixtureRequest) -> str:
     """Each template that there is."""
-    return textfiles.CHAT_TEMPLATE if request.param == "tiny" else request.getfixturevalue("qwen_template")
+    if request.param == "qwen":
+        return str(request.getfixturevalue("qwen_template"))
+    return textfiles.CHAT_TEMPLATE if request.param == "tiny" else str(read_chat_template(demo.path()))
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lily_py import demo
 from lily_py.checkpoint.fields import read_json
 from lily_py.errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
 
@@ -55,7 +54,7 @@ def resolve_folder(
         CheckpointError: the download failed otherwise.
     """
     if path_or_repo == "demo":
-        return _demo_folder()
+        return demo.path()
     if not isinstance(path_or_repo, str | os.PathLike):
         raise InvalidArgumentError(f"a checkpoint must be a path or a repository id, got {path_or_repo!r}")
     name = os.fspath(path_or_repo)
@@ -199,11 +198,3 @@ def _bar(shown: bool) -> Any:
             super().__init__(*args, **{**keywords, "disable": not shown})
 
     return Bar
-
-
-@functools.cache
-def _demo_folder() -> Path:
-    try:
-        return Path(importlib.import_module("lily_py.demo").path())
-    except (ImportError, AttributeError) as error:
-        raise CheckpointNotFoundError("the demo model isn't part of this installation of lily") from error

@@ -59,17 +59,20 @@ class ChatTemplate:
         Raises:
             TemplateError: there is none; a base model, perhaps.
         """
-        source = read_chat_template(folder)
-        if source is None:
-            raise TemplateError(
-                f"{folder}: no chat template; is it a base model? Give a plain prompt instead"
-            )
-        return cls(source, read_special_tokens(folder))
+        return cls._from_source(read_chat_template(folder), folder)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> ChatTemplate:
-        """Load a checkpoint's template; errors as in `from_folder`."""
-        return cls.from_folder(checkpoint.folder)
+        """Take a checkpoint's template; errors as in `from_folder`."""
+        return cls._from_source(checkpoint.chat_template, checkpoint.folder)
+
+    @classmethod
+    def _from_source(cls, source: str | None, folder: Path) -> ChatTemplate:
+        if source is None:
+            raise TemplateError(
+                f"{folder}: no chat template (is it a base model?); give a plain prompt instead"
+            )
+        return cls(source, read_special_tokens(folder))
 
     def render(
         self,
