@@ -297,7 +297,7 @@ class Sampler:
             turns = self.memory()[0]
         else:
             turns = getattr(self, kind)()[0]
-            while r.random() < (0.8 if kind == "add" else 0.35):
+            while len(turns) < 14 and r.random() < (0.8 if kind == "add" else 0.35):
                 turns = [*(self.add()[0] if kind == "add" else self.one_turn()), *turns]
         if r.random() < 0.1:
             turns = [{"role": "system", "content": r.choice(SYSTEM)}, *turns]
