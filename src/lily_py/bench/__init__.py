@@ -1,0 +1,1 @@
+"""Benchmarks: synthetic checkpoints, measurements beside the peers, the machine's limits, reports."""

@@ -1,0 +1,168 @@
+"""llama.cpp as a peer: its own `llama-bench` on the same weights, with the settings that change its speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lily_py.bench.gguf_export import export_gguf
+from lily_py.bench.process import Finished, run_process
+from lily_py.bench.workload import Measured, Workload
+from lily_py.checkpoint import open_checkpoint
+from lily_py.errors import InvalidArgumentError
+
+BINARIES = "LILY_LLAMA_BIN"
+"""Environment variable: the folder of llama.cpp's programs, if they aren't on the PATH."""
+
+FILE_TYPES = ("Q4_0", "Q4_K_M")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run llama.cpp.
+
+    Attributes:
+        file_type: of the GGUF file, such as ``Q4_K_M``.
+        repack: weights are copied into the kernels' own layout at load time (its default).
+        flash_attention: its fused attention.
+        batch: tokens of a prompt computed together (its ``-ub``).
+    """
+
+    file_type: str
+    repack: bool = True
+    flash_attention: bool = True
+    batch: int = 512
+
+    def __str__(self) -> str:
+        return f"{self.file_type}:repack={self.repack:d}:fa={self.flash_attention:d}:ub={self.batch}"
+
+    @staticmethod
+    def parse(text: str) -> Setting:
+        """Read what `str` wrote; parts may be missing.
+
+        Raises:
+            InvalidArgumentError: it isn't of that form.
+        """
+        match = re.fullmatch(r"(\w+)(?::repack=([01]))?(?::fa=([01]))?(?::ub=(\d+))?", text)
+        if not match:
+            raise InvalidArgumentError(
+                f"llama.cpp setting {text!r} isn't of the form TYPE:repack=0|1:fa=0|1:ub=N"
+            )
+        file_type, repack, attention, batch = match.groups()
+        return Setting(file_type, repack != "0", attention != "0", int(batch or 512))
+
+
+def candidate_settings(contexts: Iterable[int]) -> list[Setting]:
+    """Return the settings to try: both file types, repacking and flash attention on and off, and larger
+    batches where a prompt is longer than one."""
+    batches = [512, 2048] if max(contexts) > 512 else [512]
+    return [
+        Setting(file_type, repack, attention, batch)
+        for file_type in FILE_TYPES
+        for repack in (True, False)
+        for attention in (True, False)
+        for batch in batches
+    ]
+
+
+def find_program(name: str) -> Path | None:
+    """Return one of llama.cpp's programs, from ``$LILY_LLAMA_BIN`` or the PATH."""
+    folder = os.environ.get(BINARIES)
+    found = shutil.which(name, path=folder) if folder else shutil.which(name)
+    return Path(found) if found else None
+
+
+def missing_reason() -> str | None:
+    """Say why llama.cpp can't be measured here, or None if it can."""
+    if find_program("llama-bench"):
+        return None
+    where = os.environ.get(BINARIES)
+    return f"no llama-bench {'in ' + where if where else 'on the PATH'}; set {BINARIES} to its folder"
+
+
+def gguf_path(checkpoint: Path, file_type: str, folder: Path | None = None) -> Path:
+    """Return where the GGUF of a checkpoint lies: beside it, or in `folder`."""
+    return (folder or checkpoint.parent) / f"{checkpoint.name}-{file_type}.gguf"
+
+
+def ensure_gguf(checkpoint: Path, file_type: str, *, folder: Path | None = None, threads: int = 1) -> Path:
+    """Return the GGUF of a checkpoint, making it if it isn't there.
+
+    Q4_0 is lily's own exact export; other types are made from it by `llama-quantize`.
+
+    Raises:
+        InvalidArgumentError: `llama-quantize` is needed and isn't there.
+        ArmError: it failed.
+    """
+    path = gguf_path(checkpoint, file_type, folder)
+    if path.is_file():
+        return path
+    partial = path.with_suffix(".partial")
+    if file_type == "Q4_0":
+        export_gguf(open_checkpoint(checkpoint), partial, "q4_0")
+    else:
+        program = find_program("llama-quantize")
+        if program is None:
+            raise InvalidArgumentError(
+                f"{path} isn't there, and no llama-quantize to make it; set {BINARIES} to its folder"
+            )
+        source = ensure_gguf(checkpoint, "Q4_0", folder=folder)
+        run_process([str(program), "--allow-requantize", str(source), str(partial), file_type, str(threads)])
+    partial.rename(path)
+    return path
+
+
+def run_setting(
+    setting: Setting, workload: Workload, *, gguf_folder: Path | None = None, priority: bool = False
+) -> tuple[Measured, list[Finished]]:
+    """Measure one setting: a process for the prompts and one for decoding after each of them.
+
+    `llama-bench` warms up with a run of the same shape, computes the logits of a prompt's last token only,
+    and draws its token ids at random.
+
+    Raises:
+        ArmError: it failed.
+    """
+    program = find_program("llama-bench")
+    if program is None:
+        raise InvalidArgumentError(missing_reason() or "no llama-bench")
+    file = ensure_gguf(
+        Path(workload.checkpoint), setting.file_type, folder=gguf_folder, threads=workload.threads
+    )
+    contexts = ",".join(map(str, workload.contexts))
+    common = [
+        str(program), "-m", str(file), "-o", "json", "-r", "1", "-t", str(workload.threads),
+        "--repack", f"{setting.repack:d}", "-fa", "on" if setting.flash_attention else "off",
+        "-b", str(max(2048, setting.batch)), "-ub", str(setting.batch),
+    ]  # fmt: skip
+    prompts = run_process([*common, "-p", contexts, "-n", "0"], priority=priority)
+    finished = [prompts]
+    measured = Measured(prefill=_rates(prompts.output, "n_prompt"))
+    if workload.decode:
+        steps = run_process(
+            [*common, "-p", "0", "-n", str(workload.decode), "-d", contexts], priority=priority
+        )
+        finished.append(steps)
+        measured.decode = _rates(steps.output, "n_depth")
+    measured.facts["file_bytes"] = file.stat().st_size
+    return measured, finished
+
+
+def best_settings(
+    trials: Sequence[tuple[Setting, Measured]], context: int, finalists: int = 2
+) -> list[Setting]:
+    """Return the settings worth every round: the fastest few of each phase at the context of the trials."""
+    chosen: dict[Setting, None] = {}
+    for phase in ("prefill", "decode"):
+        ranked = sorted(trials, key=lambda trial: -getattr(trial[1], phase).get(context, 0.0))
+        chosen |= dict.fromkeys(setting for setting, _ in ranked[:finalists])
+    return list(chosen)
+
+
+def _rates(output: str, key: str) -> dict[int, float]:
+    return {int(test[key]): float(test["avg_ts"]) for test in json.loads(output)}
