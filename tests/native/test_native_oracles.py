@@ -21,8 +21,8 @@ from oracles.shapes import SHAPES, Shape
 
 ReferenceOf = Callable[[Path, Ids], Result]
 
-# Beyond the oracles' own shapes: more query heads per KV head than one pass takes, GDN heads of several strips
-# (128 = 8 lanes groups, 80 = 4 + 1, 48 = 3 x 1), a key size other than the value size, narrow widths.
+# Beyond the oracles' own shapes: more query heads per KV head than one pass takes, states cut into strips of
+# 64 and 16 columns (80, 48), widths that are no multiple of 64, routed and shared experts of unequal width.
 SPECIAL_SHAPES = {
     "kv_ratio12": replace(SHAPES["dense"], heads=12, kv_heads=1),
     "gdn_dim80": replace(SHAPES["dense"], gdn_dim=80),
