@@ -81,8 +81,8 @@ def missing_reason() -> str | None:
     """Say why llama.cpp can't be measured here, or None if it can."""
     if find_program("llama-bench"):
         return None
-    where = os.environ.get(BINARIES)
-    return f"no llama-bench {'in ' + where if where else 'on the PATH'}; set {BINARIES} to its folder"
+    where = f"in the folder that {BINARIES} names" if os.environ.get(BINARIES) else "on the PATH"
+    return f"no llama-bench {where}; set {BINARIES} to the folder of llama.cpp's programs"
 
 
 def gguf_path(checkpoint: Path, file_type: str, folder: Path | None = None) -> Path:
@@ -128,18 +128,11 @@ def run_setting(
     Raises:
         ArmError: it failed.
     """
-    program = find_program("llama-bench")
-    if program is None:
-        raise InvalidArgumentError(missing_reason() or "no llama-bench")
     file = ensure_gguf(
         Path(workload.checkpoint), setting.file_type, folder=gguf_folder, threads=workload.threads
     )
     contexts = ",".join(map(str, workload.contexts))
-    common = [
-        str(program), "-m", str(file), "-o", "json", "-r", "1", "-t", str(workload.threads),
-        "--repack", f"{setting.repack:d}", "-fa", "on" if setting.flash_attention else "off",
-        "-b", str(max(2048, setting.batch)), "-ub", str(setting.batch),
-    ]  # fmt: skip
+    common = _bench_command(setting, file, workload.threads)
     prompts = run_process([*common, "-p", contexts, "-n", "0"], priority=priority)
     finished = [prompts]
     measured = Measured(prefill=_rates(prompts.output, "n_prompt"))
@@ -151,6 +144,23 @@ def run_setting(
         measured.decode = _rates(steps.output, "n_depth")
     measured.facts["file_bytes"] = file.stat().st_size
     return measured, finished
+
+
+def start_command(setting: Setting, checkpoint: Path, prompt: int, threads: int) -> list[str]:
+    """Return the command of a process that loads the model and runs one prompt."""
+    file = ensure_gguf(checkpoint, setting.file_type, threads=threads)
+    return [*_bench_command(setting, file, threads), "-p", str(prompt), "-n", "0", "--no-warmup"]
+
+
+def _bench_command(setting: Setting, file: Path, threads: int) -> list[str]:
+    program = find_program("llama-bench")
+    if program is None:
+        raise InvalidArgumentError(missing_reason() or "no llama-bench")
+    return [
+        str(program), "-m", str(file), "-o", "json", "-r", "1", "-t", str(threads),
+        "--repack", f"{setting.repack:d}", "-fa", "on" if setting.flash_attention else "off",
+        "-b", str(max(2048, setting.batch)), "-ub", str(setting.batch),
+    ]  # fmt: skip
 
 
 def best_settings(

@@ -98,7 +98,7 @@ def measure_roofline(
     units: Sequence[str] | None = None,
     repeats: int = 5,
     seconds: float = 0.3,
-    progress: Callable[[str], object] = lambda line: None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Roofline:
     """Measure the limits.
 
@@ -108,7 +108,7 @@ def measure_roofline(
         units: names of units; None for all that this CPU has.
         repeats: measurements of each figure.
         seconds: of each measurement.
-        progress: called with a line for each figure.
+        say: called with a line for each figure.
     """
     native = native_roofline()
     result = Roofline(list(threads))
@@ -116,7 +116,7 @@ def measure_roofline(
         for count in threads:
             rates = native.measure_read_bandwidth(size, count, seconds, repeats)
             result.reads.setdefault(size, {})[count] = spread = Spread.of(rates)
-            progress(f"read {size >> 10:,} KiB, {count} threads: {short(spread.median / 1e9)} GB/s")
+            say(f"read {size >> 10:,} KiB, {count} threads: {short(spread.median / 1e9)} GB/s")
     for name, description, _ in native.dot_units():
         if units is not None and name not in units:
             continue
@@ -124,7 +124,7 @@ def measure_roofline(
         for count in threads:
             rates = native.measure_dot_products(name, count, seconds, repeats)
             result.units.setdefault(name, {})[count] = spread = Spread.of(rates)
-            progress(f"{name} ({description}), {count} threads: {short(spread.median / 1e9)} Gop/s")
+            say(f"{name} ({description}), {count} threads: {short(spread.median / 1e9)} Gop/s")
     return result
 
 

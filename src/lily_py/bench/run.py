@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lily_py.bench import llama_cpp, mlx_lm
+from lily_py.bench.arms import Arm, ArmResult, Say, describe_rates, lily_arm, run_rounds
 from lily_py.bench.limits import Limits, TokenCost, token_cost
-from lily_py.bench.process import ArmError, Finished, run_worker
+from lily_py.bench.process import ArmError, Finished
 from lily_py.bench.roofline import LILY_UNITS, Roofline, measure_roofline
 from lily_py.bench.workload import Measured, Phase, Spread, Workload
 from lily_py.checkpoint import Checkpoint, open_checkpoint
 from lily_py.errors import BackendError, InvalidArgumentError
 
 PEERS = ("llama.cpp", "mlx-lm")
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
-
-Say = Callable[[str], object]
-Measure = Callable[[Workload], tuple[Measured, list[Finished]]]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One program at one setting.
-
-    Attributes:
-        program: such as ``llama.cpp``.
-        setting: such as ``Q4_K_M:repack=0:fa=1:ub=512``; empty if there is only one.
-        contexts: those it runs; a peer that would take too long leaves some out.
-        measure: runs the workload in fresh processes.
-    """
-
-    program: str
-    setting: str
-    contexts: tuple[int, ...]
-    measure: Measure
-
-    @property
-    def name(self) -> str:
-        """Program and setting."""
-        return f"{self.program} {self.setting}".strip()
-
-
-@dataclass
-class ArmResult:
-    """All rounds of one arm."""
-
-    program: str
-    setting: str
-    rounds: list[Measured] = field(default_factory=list)
-    foreign_cores: list[float | None] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Program and setting."""
-        return f"{self.program} {self.setting}".strip()
-
-    def spread(self, phase: Phase, context: int) -> Spread | None:
-        """Return the median and range of tokens per second over the rounds, or None if it wasn't measured."""
-        samples = [r.rates(phase)[context] for r in self.rounds if context in r.rates(phase)]
-        return Spread.of(samples) if samples else None
 
 
 @dataclass
@@ -139,15 +93,7 @@ class RunResult:
     @staticmethod
     def from_json(values: dict[str, Any]) -> RunResult:
         """Build from decoded JSON."""
-        arms = [
-            ArmResult(
-                arm["program"],
-                arm["setting"],
-                [Measured.from_json(measured) for measured in arm["rounds"]],
-                arm["foreign_cores"],
-            )
-            for arm in values["arms"]
-        ]
+        arms = [ArmResult.from_json(arm) for arm in values["arms"]]
         return RunResult(
             values["checkpoint"],
             values["weight_bytes"],
@@ -218,34 +164,15 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
     if "mlx-lm" in options.peers:
         arms += _mlx_arms(workload, options, result, say, note)
     result.arms = [ArmResult(arm.program, arm.setting) for arm in arms]
-    for number in range(options.rounds):
-        order = list(zip(arms, result.arms, strict=True))
-        for arm, collected in order if number % 2 == 0 else reversed(order):
-            measured, finished = arm.measure(workload)
-            collected.rounds.append(measured)
-            foreign = [f.foreign_cores for f in finished if f.foreign_cores is not None]
-            collected.foreign_cores.append(max(foreign) if foreign else None)
-            say(f"round {number + 1} of {options.rounds}: {arm.name}: {_line(measured)}")
+    run_rounds(list(zip(arms, result.arms, strict=True)), workload, options.rounds, say)
     backend = str(result.arms[0].rounds[0].facts["backend"])
     result.unit = next((unit for kernels, unit in LILY_UNITS.items() if kernels in backend), "")
     return result
 
 
-def lily_arm(workload: Workload, priority: bool = False, ablate: Sequence[str] = ()) -> Arm:
-    """Return lily's arm, with optimisations switched off if any are named."""
-
-    def measure(work: Workload) -> tuple[Measured, list[Finished]]:
-        request = {"workload": asdict(work), "ablate": list(ablate)}
-        values, finished = run_worker("lily_py.bench.lily_worker", request, priority=priority)
-        return Measured.from_json(values), [finished]
-
-    setting = " ".join(f"without {name}" for name in ablate)
-    return Arm("lily", setting, workload.contexts, measure)
-
-
 def _limits(workload: Workload, say: Say, note: Say) -> Roofline | None:
     try:
-        return measure_roofline([workload.threads], repeats=3, seconds=0.2, progress=say)
+        return measure_roofline([workload.threads], repeats=3, seconds=0.2, say=say)
     except BackendError as error:
         note(f"limits: not measured: {error}")
         return None
@@ -287,7 +214,7 @@ def _llama_arms(
             continue
         trials.append((setting, measured))
         result.trials[f"llama.cpp {setting}"] = measured
-        say(f"trial: llama.cpp {setting}: {_line(measured)}")
+        say(f"trial: llama.cpp {setting}: {describe_rates(measured)}")
     return [arm(setting) for setting in llama_cpp.best_settings(trials, context)]
 
 
@@ -305,7 +232,7 @@ def _mlx_arms(workload: Workload, options: RunOptions, result: RunResult, say: S
             note(f"mlx-lm {dtype}: not measured: {error}")
             continue
         result.trials[f"mlx-lm {dtype}"] = trials[dtype]
-        say(f"trial: mlx-lm {dtype}: {_line(trials[dtype])}")
+        say(f"trial: mlx-lm {dtype}: {describe_rates(trials[dtype])}")
     if not trials:
         return []
     dtype = max(trials, key=lambda name: trials[name].prefill[16])
@@ -328,11 +255,3 @@ def _mlx_arms(workload: Workload, options: RunOptions, result: RunResult, say: S
         return measured, [finished]
 
     return [Arm("mlx-lm", dtype, tuple(contexts), measure)]
-
-
-def _line(measured: Measured) -> str:
-    parts = []
-    for phase in PHASES:
-        rates = ", ".join(f"{rate:.4g} at {context}" for context, rate in measured.rates(phase).items())
-        parts.append(f"{phase} {rates}")
-    return "; ".join(parts) + " tok/s"

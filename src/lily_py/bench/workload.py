@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True)

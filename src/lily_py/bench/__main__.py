@@ -1,0 +1,5 @@
+"""``python -m lily_py.bench``."""
+
+from lily_py.bench.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,288 @@
+"""``lily bench …``: the command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lily_py.bench import records, tables
+from lily_py.bench.ablate import ABLATIONS, run_ablations
+from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
+from lily_py.bench.llama_cpp import Setting
+from lily_py.bench.report import write_report
+from lily_py.bench.roofline import default_threads, measure_roofline, thread_counts
+from lily_py.bench.rows import ROW_COUNTS, measure_rows
+from lily_py.bench.run import PEERS, RunOptions, run_comparison
+from lily_py.bench.shapes import SHAPES
+from lily_py.bench.start import measure_start
+from lily_py.bench.synthetic import make_checkpoint
+from lily_py.bench.workload import Workload
+from lily_py.checkpoint import open_checkpoint
+from lily_py.errors import InvalidArgumentError, LilyError
+
+_READ_SIZES = (1 << 30, 8 << 20, 1 << 19)
+"""Bytes read by `roofline`: memory, a shared cache, a core's cache."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = _parser().parse_args(arguments)
+    options.command_line = arguments
+    try:
+        status: int = options.run(options)
+    except LilyError as error:
+        print(f"lily bench: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lily bench", description="Measure lily, its peers and the machine."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    make = command("make-checkpoint", _make_checkpoint, "Write a synthetic MLX 4-bit checkpoint.")
+    make.add_argument("--shape", required=True, help=", ".join(SHAPES))
+    make.add_argument("out", type=Path, metavar="OUT")
+    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--force", action="store_true", help="replace a folder that isn't empty")
+
+    export = command("export-gguf", _export_gguf, "Write a checkpoint as GGUF for llama.cpp.")
+    export.add_argument("checkpoint", metavar="CHECKPOINT")
+    export.add_argument("out", type=Path, metavar="OUT")
+    export.add_argument("--type", choices=GGUF_TYPES, default="q4_0", help="default: q4_0, an exact repack")
+
+    run = command("run", _run, "Measure prefill and decode beside the peers.")
+    _add_workload(run)
+    run.add_argument("--peers", type=_names, default=(), metavar="P,…", help=", ".join(PEERS))
+    run.add_argument("--llama-settings", type=_settings, default=(), metavar="S,…", help=_SETTINGS_HELP)
+    run.add_argument("--gguf-folder", type=Path, help="where GGUF files lie; default: beside the checkpoint")
+    run.add_argument(
+        "--peer-budget",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="longest time of a slow peer's figure (60 s)",
+    )
+    run.add_argument("--no-limits", action="store_true", help="don't measure the machine's limits")
+
+    roofline = command(
+        "roofline", _roofline, "Measure read bandwidth and the peaks of the dot-product units."
+    )
+    roofline.add_argument(
+        "--threads", type=_numbers, default=(), metavar="N,…", help="default: 1, 2, 4, … all"
+    )
+    roofline.add_argument("--repeats", type=int, default=7)
+    roofline.add_argument("--seconds", type=float, default=0.3, help="of each repetition (default: 0.3)")
+    _add_save(roofline)
+
+    rows = command("rows", _rows, "Measure several rows in one pass over the weights.")
+    rows.add_argument("checkpoint", metavar="CHECKPOINT")
+    rows.add_argument("--counts", type=_numbers, default=ROW_COUNTS, metavar="N,…")
+    rows.add_argument("--context", type=int, default=128)
+    rows.add_argument("--threads", type=int, default=default_threads())
+    rows.add_argument("--repeats", type=int, default=20)
+    _add_save(rows)
+
+    ablate = command("ablate", _ablate, "Measure what each CPU optimisation is worth.")
+    _add_workload(ablate)
+    ablate.add_argument("--only", type=_names, default=tuple(ABLATIONS), metavar="NAME,…")
+
+    start = command("start", _start, "Measure a fresh process up to its first token, and its memory.")
+    start.add_argument("checkpoint", metavar="CHECKPOINT")
+    start.add_argument("--prompt", type=int, default=16, help="tokens (default: 16)")
+    start.add_argument("--threads", type=int, default=default_threads())
+    start.add_argument("--rounds", type=int, default=3)
+    start.add_argument("--llama-settings", type=_settings, default=(), metavar="S,…")
+    start.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
+    _add_save(start)
+
+    report = command("report", _report, "Make the performance page from saved results.")
+    report.add_argument("folder", type=Path, metavar="FOLDER", help="what --save was given")
+    report.add_argument("--out", type=Path, default=Path("docs/performance.md"))
+    return parser
+
+
+_SETTINGS_HELP = "such as Q4_K_M:repack=0:fa=1:ub=512; default: try all, keep the fastest"
+_PRIORITY_HELP = "put the measured processes before other work (Linux, as root)"
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT")
+    parser.add_argument("--contexts", type=_numbers, default=(128, 512, 2048), metavar="N,…")
+    parser.add_argument("--decode", type=int, default=64, help="tokens after each prompt (default: 64)")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each arm (default: 3)")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
+    _add_save(parser)
+
+
+def _add_save(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write JSON there, and CSV and a plot")
+    parser.add_argument("--name", default="", help="of the saved files")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a list of numbers such as 128,512") from None
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers must be positive")
+    return numbers
+
+
+def _settings(text: str) -> tuple[Setting, ...]:
+    try:
+        return tuple(Setting.parse(part) for part in text.split(","))
+    except InvalidArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _make_checkpoint(options: argparse.Namespace) -> int:
+    folder = make_checkpoint(options.shape, options.out, seed=options.seed, force=options.force)
+    print(f"{folder}: {open_checkpoint(folder).nbytes / 1e9:.2f} GB of weights")
+    return 0
+
+
+def _export_gguf(options: argparse.Namespace) -> int:
+    types = export_gguf(open_checkpoint(options.checkpoint), options.out, options.type)
+    shown = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
+    print(f"{options.out}: {options.out.stat().st_size / 1e9:.2f} GB; tensors: {shown}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    result = run_comparison(
+        _workload(options),
+        RunOptions(
+            peers=options.peers,
+            rounds=options.rounds,
+            llama_settings=options.llama_settings,
+            gguf_folder=options.gguf_folder,
+            peer_budget=options.peer_budget,
+            priority=options.priority,
+            limits=not options.no_limits,
+        ),
+        _say,
+    )
+    print(tables.comparison_table(result), "", tables.settings_table(result), sep="\n")
+    print("", *tables.limits_lines(result), *result.notes, sep="\n")
+    _save(result, options)
+    changed = [context for context, found in result.digests().items() if len(found) > 1]
+    if changed:
+        shown = ", ".join(map(str, changed))
+        raise LilyError(f"lily generated different tokens in different rounds, at context {shown}")
+    return 0
+
+
+def _roofline(options: argparse.Namespace) -> int:
+    result = measure_roofline(
+        options.threads or thread_counts(default_threads()),
+        sizes=_READ_SIZES,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        say=_say,
+    )
+    print(tables.roofline_table(result))
+    _save(result, options)
+    return 0
+
+
+def _rows(options: argparse.Namespace) -> int:
+    result = measure_rows(
+        options.checkpoint,
+        counts=options.counts,
+        context=options.context,
+        threads=options.threads,
+        repeats=options.repeats,
+        say=_say,
+    )
+    print(tables.rows_table(result))
+    _save(result, options)
+    return 0
+
+
+def _ablate(options: argparse.Namespace) -> int:
+    if unknown := [name for name in options.only if name not in ABLATIONS]:
+        raise InvalidArgumentError(
+            f"optimisation {unknown[0]!r} isn't known; choose from {', '.join(ABLATIONS)}"
+        )
+    name = open_checkpoint(options.checkpoint).folder.name
+    result = run_ablations(
+        _workload(options),
+        name,
+        names=options.only,
+        rounds=options.rounds,
+        priority=options.priority,
+        say=_say,
+    )
+    print(tables.ablation_table(result))
+    _save(result, options)
+    return 0
+
+
+def _start(options: argparse.Namespace) -> int:
+    result = measure_start(
+        options.checkpoint,
+        prompt=options.prompt,
+        threads=options.threads,
+        rounds=options.rounds,
+        llama_settings=options.llama_settings,
+        priority=options.priority,
+        say=_say,
+    )
+    print(tables.start_table(result))
+    _save(result, options)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    found = records.load_folder(options.folder)
+    for path in write_report(found, options.out, _shown_command(options), options.folder):
+        print(path)
+    return 0
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    return Workload(options.checkpoint, options.contexts, options.decode, options.threads)
+
+
+def _save(result: records.Result, options: argparse.Namespace) -> None:
+    if options.save is not None:
+        for path in records.save(result, options.save, _shown_command(options), options.name):
+            print(path)
+
+
+def _shown_command(options: argparse.Namespace) -> str:
+    """The command without the folders of this machine: a checkpoint by its name, no places for results."""
+    shown: list[str] = []
+    skip = False
+    for argument in options.command_line:
+        if skip or argument.startswith(("--save=", "--name=", "--gguf-folder=")):
+            skip = False
+        elif argument in ("--save", "--name", "--gguf-folder"):
+            skip = True
+        elif argument == getattr(options, "checkpoint", None):
+            shown.append(Path(argument).name)
+        else:
+            shown.append(argument)
+    return f"lily bench {shlex.join(shown)}"

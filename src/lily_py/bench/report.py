@@ -1,0 +1,115 @@
+"""The performance page, from saved results: ``docs/performance.md``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lily_py.bench import tables
+from lily_py.bench.ablate import AblateResult
+from lily_py.bench.plot import plot_run
+from lily_py.bench.records import Record
+from lily_py.bench.roofline import Roofline
+from lily_py.bench.rows import RowsResult
+from lily_py.bench.run import RunResult
+from lily_py.bench.start import StartResult
+from lily_py.bench.workload import short
+
+_INTRODUCTION = """\
+Measured with `lily bench`; this page is made from the saved results by `{command}`.
+
+Figures are medians of fresh processes with [lowest..highest] behind them; one request at a time. Prefill is
+the prompt's tokens over the time to the first token, decode the tokens after the first over their time. Every
+process first does the same work once to warm up. Rounds alternate the order of the programs. Weights named
+after a shape (`35b-a3b`, …) are synthetic, with the published sizes and number formats: speed and memory mean
+something, text doesn't. Peers run the same weights, each at the fastest of the settings that were tried."""
+
+
+def write_report(records: Sequence[Record], path: Path, command: str, picture_folder: Path) -> list[Path]:
+    """Write the page and the pictures it shows, and return the files.
+
+    Args:
+        command: that regenerates the page.
+        picture_folder: where pictures go; the page links to them.
+
+    Raises:
+        InvalidArgumentError: matplotlib isn't installed.
+    """
+    parts = ["# Performance", _INTRODUCTION.format(command=command), "## Machine", _machine(records)]
+    written = [path]
+    for record in records:
+        result = record.result
+        if isinstance(result, Roofline):
+            parts += ["## Limits of the machine", tables.roofline_table(result)]
+        elif isinstance(result, RunResult):
+            picture = plot_run(result, picture_folder / f"{record.name}.png")
+            written.append(picture)
+            parts += _run(result, os.path.relpath(picture, path.parent))
+        elif isinstance(result, RowsResult):
+            title = f"{result.checkpoint}: several rows in one pass, {_threads(result.threads)}"
+            parts += [f"## {title}", f"After {result.context} tokens of context.", tables.rows_table(result)]
+        elif isinstance(result, AblateResult):
+            title = f"{result.checkpoint}: what each optimisation is worth"
+            parts += [f"## {title}", "Rate with it over rate without it.", tables.ablation_table(result)]
+        elif isinstance(result, StartResult):
+            parts += [f"## {result.checkpoint}: from nothing to the first token", tables.start_table(result)]
+            parts += [f"- {note}" for note in result.notes]
+        parts.append(f"```\n{record.command}\n```")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(parts) + "\n")
+    return written
+
+
+def _machine(records: Sequence[Record]) -> str:
+    lines = []
+    for machine in {str(sorted(record.machine.items())): record.machine for record in records}.values():
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        lines.append(
+            f"- {machine['date']}: {machine['processor']}, {machine['cores']} cores, "
+            f"{machine['memory_bytes'] / (1 << 30):.1f} GiB, {machine['system']}, "
+            f"Python {machine['python']}; {versions}"
+        )
+    return "\n".join(lines)
+
+
+def _run(result: RunResult, picture: str) -> list[str]:
+    threads = _threads(result.workload.threads)
+    rounds = max(len(arm.rounds) for arm in result.arms)
+    foreign = [cores for arm in result.arms for cores in arm.foreign_cores if cores is not None]
+    facts = [
+        f"{result.weight_bytes / 1e9:.2f} GB of weights, {threads}, {rounds} rounds, "
+        f"{result.workload.decode} tokens decoded after each prompt."
+    ]
+    if foreign:
+        facts.append(f"Other processes kept up to {max(foreign):.2f} cores busy meanwhile.")
+    digests = result.digests()
+    if all(len(found) == 1 for found in digests.values()):
+        facts.append("lily generated the same tokens in every round.")
+    else:
+        facts.append("**lily generated different tokens in different rounds.**")
+    parts = [
+        f"## {result.checkpoint}, {threads}",
+        " ".join(facts),
+        f"![Tokens per second against context]({picture})",
+        tables.comparison_table(result),
+        " ".join(tables.limits_lines(result)),
+        "Every arm:",
+        tables.settings_table(result),
+        "\n".join(f"- {note}" for note in result.notes),
+        _memory(result),
+    ]
+    return [part for part in parts if part]
+
+
+def _memory(result: RunResult) -> str:
+    for arm in result.arms:
+        if arm.program == "lily" and arm.rounds and "memory" in arm.rounds[-1].facts:
+            memory = arm.rounds[-1].facts["memory"]
+            shown = ", ".join(f"{kind} {short(size / 1e9)} GB" for kind, size in memory.items())
+            return f"lily's memory after the last context: {shown}."
+    return ""
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
