@@ -134,12 +134,6 @@ kernel void mixed_atomic(device atomic_uint* counter [[buffer(0)]], device uint*
         atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);
 }
 
-kernel void writes_constant(constant float* in [[buffer(0)]], device float* out [[buffer(1)]],
-                            uint i [[thread_position_in_grid]]) {
-    ((device float*)in)[i] = 0;
-    out[i] = 1;
-}
-
 kernel void clean_axpy(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
                        uint i [[thread_position_in_grid]]) {
     out[i] = in[i] * 2.0f + 1.0f;

@@ -20,6 +20,11 @@ class ExecutionDialect:
     def function_constant(self, constant: FunctionConstant) -> str:
         """A variable that the simulator sets before each dispatch of a specialised pipeline."""
         name = constant.name
+        if constant.index is None:
+            return (
+                f"static const ::metalsim::DerivedConstant<{constant.type}> {name}"
+                f"{{[] {{ return ({constant.type})({constant.expression}); }}}}"
+            )
         return (
             f"static {constant.type} {name}; static ::metalsim::FunctionConstant metalsim_constant_{name}"
             f'({constant.index}, "{name}", (void*)&{name}, sizeof({constant.type}))'
@@ -69,7 +74,7 @@ class CheckDialect:
 
     def function_constant(self, constant: FunctionConstant) -> str:
         """Function constants are not constant expressions; an external constant has that property."""
-        return f"constant {constant.type} {constant.name} = 0"
+        return f"extern constant {constant.type} {constant.name}"
 
     def threadgroup_variable(
         self, kernel: KernelFunction, variable: ThreadgroupVariable, ordinal: int

@@ -119,11 +119,12 @@ class Instantiation:
 
 @dataclass
 class FunctionConstant:
-    """`constant T name [[function_constant(index)]];`"""
+    """`constant T name [[function_constant(index)]];`, or without index one that is computed from others."""
 
     name: str
     type: str
-    index: str
+    index: str | None
+    expression: str = ""
 
 
 @dataclass

@@ -57,5 +57,6 @@ def reflect(module: Module) -> dict[str, Any]:
     constants = [
         {"name": c.name, "type": c.type, "index": int(c.index) if c.index.isdigit() else c.index}
         for c in module.constants
+        if c.index is not None
     ]
     return {"file": module.name, "kernels": kernels, "function_constants": constants}

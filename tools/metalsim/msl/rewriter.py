@@ -226,7 +226,7 @@ class Rewriter:
         end = self._declaration_end(i, (";", "=", "{"))
         opener = next((j for j in range(i, end) if stream.text(j) == "[["), None)
         if opener is None:
-            return None
+            return self._derived_constant(i, end)
         attributes, _ = self._attributes(opener)
         index = next((a.argument for a in attributes if a.name == "function_constant"), None)
         if index is None:
@@ -235,6 +235,22 @@ class Rewriter:
         constant = FunctionConstant(
             stream.text(name_at), stream.joined(stream.significant(i), name_at), index
         )
+        self.module.constants.append(constant)
+        stream.erase(i, end)
+        stream.replace(i, self.dialect.function_constant(constant))
+        return end
+
+    def _derived_constant(self, i: int, equals: int) -> int | None:
+        """`constant T y = ...x...;` where x is a function constant: its value is not known at compile time."""
+        stream = self.stream
+        end = self._declaration_end(equals, (";",))
+        names = {stream.text(j) for j in range(equals, end) if stream.kind(j) == "identifier"}
+        if stream.text(equals) != "=" or not names & {c.name for c in self.module.constants}:
+            return None
+        name_at = stream.significant(equals, -1)
+        words = stream.joined(stream.significant(i), name_at).split()
+        type_text = " ".join(word for word in words if word not in ("const", "constexpr"))
+        constant = FunctionConstant(stream.text(name_at), type_text, None, stream.joined(equals + 1, end))
         self.module.constants.append(constant)
         stream.erase(i, end)
         stream.replace(i, self.dialect.function_constant(constant))

@@ -81,7 +81,7 @@ Buffer* enter(uint64_t length, const Options& options) {
         state->buffers[b->id] = b;
     }
     for (uint64_t p = 0; p < mapped / page; p++) state->page_owner[offset / page + p] = b->id;
-    state->allocated += length;
+    if (!b->read_only) state->allocated += length;  // setBytes blocks are no allocations of the host
     return b;
 }
 
@@ -132,7 +132,7 @@ Buffer* adopt(void* memory, uint64_t length, const Options& options) {
 
 void release(Buffer* b) {
     b->live = false;
-    state->allocated -= b->length;
+    if (!b->read_only) state->allocated -= b->length;
     if (b->host_memory) state->host.erase(reinterpret_cast<uintptr_t>(b->base));
     madvise(address(b->arena_offset), b->mapped, MADV_DONTNEED);
     mprotect(address(b->arena_offset), b->mapped, PROT_NONE);

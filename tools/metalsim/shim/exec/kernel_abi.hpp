@@ -128,6 +128,12 @@ struct FunctionConstant {
     FunctionConstant(int index, const char* name, void* storage, uint32_t size);
 };
 bool function_constant_defined(const void* storage);
+// A constant that is computed from function constants: evaluated when it is read.
+template <class T>
+struct DerivedConstant {
+    T (*evaluate)();
+    operator T() const { return evaluate(); }
+};
 
 }  // namespace metalsim
 #pragma GCC visibility pop

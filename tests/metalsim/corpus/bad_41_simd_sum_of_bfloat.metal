@@ -1,0 +1,3 @@
+#include <metal_stdlib>
+using namespace metal;
+kernel void k(device bfloat* a [[buffer(0)]], uint i [[thread_position_in_grid]]) { a[i] = simd_sum(a[i]); }
