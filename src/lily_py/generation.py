@@ -1,0 +1,289 @@
+"""One answer in the making: token by token, with what each of them shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy
+
+from lily_py import _core
+from lily_py.memory import peak_memory
+from lily_py.prompts import Prompt
+from lily_py.results import Chunk, FinishReason, Result, Timings, TokenLogprob, Usage
+from lily_py.sampling import SamplingOptions
+from lily_py.state import Logits, Progress, State
+from lily_py.text import (
+    AnswerParser,
+    Detokenizer,
+    Event,
+    ReasoningDelta,
+    StopStrings,
+    TextDelta,
+    Tokenizer,
+    ToolCall,
+)
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+class Generation:
+    """Advances a state by one answer. Not for several threads at once; only `cancel` may come from another.
+
+    Args:
+        state: holds the prompt's tokens already; on the way, and at the end, it holds the prompt and the
+            tokens generated so far.
+        prompt: what is answered.
+        options: with `max_tokens` settled.
+        seed: of the random numbers.
+        tokenizer: of the checkpoint.
+        vocabulary: ids from here on are never drawn.
+        cached: prompt tokens that needn't be computed.
+        progress: of the prompt's computation.
+        started: `time.perf_counter()` of the call.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        prompt: Prompt,
+        options: SamplingOptions,
+        *,
+        seed: int,
+        tokenizer: Tokenizer,
+        vocabulary: int,
+        cached: int,
+        progress: Progress | None,
+        started: float,
+    ) -> None:
+        self.cancel = _core.CancelToken()
+        self.finish_reason: FinishReason | None = None
+        self._state = state
+        self._prompt = prompt
+        self._options = options
+        self._seed = seed
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._progress = progress
+        self._started = started
+        self._sampler = options.make_sampler(seed, vocabulary)
+        self._sampler.observe(numpy.array(state.tokens, numpy.int32))
+        self._end_tokens = frozenset(tokenizer.eos_token_ids)
+        self._max_tokens = options.max_tokens or 0
+        self._detokenizer = Detokenizer(tokenizer)
+        self._parser = AnswerParser(thinking=prompt.thinking, tools=prompt.tools) if prompt.chat else None
+        self._stops = StopStrings(options.stop) if options.stop else None
+        self._think_close = tokenizer.token_id(THINK_CLOSE)
+        self._think_open = tokenizer.token_id(THINK_OPEN)
+        self._in_thought = prompt.thinking
+        self._prompt_length = len(state.tokens)
+        self._cached = cached
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reasoning_tokens = 0
+        self._prefill_seconds = 0.0
+        self._decode_seconds = 0.0
+        self._ttft = 0.0
+        self._draw: Callable[[], int] = self._draw_natively
+        if options.logits_processors:
+            self._draw = self._draw_processed
+        if options.min_tokens:
+            self._ban_end_tokens()
+
+    def advance(self) -> Chunk | None:
+        """Generate one more token; return what it brought, or None after the end.
+
+        The last chunk has a `finish_reason`; if the generation was cancelled it has no token.
+        """
+        if self.finish_reason is not None:
+            return None
+        if self.cancel.cancelled:
+            return self._finish("cancelled", (), ())
+        begun = time.perf_counter()
+        if self._tokens:
+            token = self._draw()
+            self._decode_seconds += time.perf_counter() - begun
+        else:
+            logits = self._state.advance(self.cancel, self._progress, self._marks())
+            if logits is None:
+                self._prefill_seconds = time.perf_counter() - begun
+                return self._finish("cancelled", (), ())
+            token = self._draw_from(logits)
+            now = time.perf_counter()
+            self._prefill_seconds, self._ttft = now - begun, now - self._started
+        return self._accept(token)
+
+    def stop(self) -> None:
+        """End as cancelled, if it hasn't ended; text held back is settled."""
+        if self.finish_reason is None:
+            self._finish("cancelled", (), ())
+
+    def result(self) -> Result:
+        """Return the answer; only after the end."""
+        assert self.finish_reason is not None
+        computed = self._state_prefilled()
+        decoded = len(self._tokens) - 1
+        thought = self._parser is not None and self._parser.had_thought
+        return Result(
+            text="".join(self._text),
+            token_ids=tuple(self._tokens),
+            finish_reason=self.finish_reason,
+            reasoning="".join(self._reasoning) if thought else None,
+            tool_calls=tuple(self._calls),
+            usage=Usage(
+                prompt_tokens=self._prompt_length,
+                completion_tokens=len(self._tokens),
+                cached_tokens=self._cached,
+                reasoning_tokens=self._reasoning_tokens,
+            ),
+            timings=Timings(
+                ttft=self._ttft,
+                prefill_seconds=self._prefill_seconds,
+                decode_seconds=self._decode_seconds,
+                prefill_tokens_per_second=_rate(computed, self._prefill_seconds),
+                decode_tokens_per_second=_rate(decoded, self._decode_seconds),
+                peak_memory_bytes=peak_memory(),
+            ),
+            seed=self._seed,
+            logprobs=tuple(self._logprobs) if self._options.logprobs else None,
+            stop=self._stops.matched if self._stops is not None else None,
+        )
+
+    def _state_prefilled(self) -> int:
+        """Return how many prompt tokens were computed."""
+        return max(0, min(self._state.covered, self._prompt_length) - self._cached)
+
+    def _marks(self) -> tuple[int, ...]:
+        # The one before the end lets an exact repeat, or another answer to the same prompt, cost one step.
+        return (*self._prompt.marks, self._prompt_length - 1)
+
+    def _draw_natively(self) -> int:
+        return self._state.step(self._sampler)
+
+    def _draw_processed(self) -> int:
+        logits = self._state.advance()
+        assert logits is not None
+        return self._draw_from(logits)
+
+    def _draw_from(self, logits: Logits) -> int:
+        if not self._options.logits_processors:
+            return self._sampler.draw(logits)
+        changed = logits.copy()
+        for processor in self._options.logits_processors:
+            changed = numpy.asarray(processor(list(self._state.tokens), changed), numpy.float32)
+            if changed.shape != logits.shape:
+                raise ValueError(
+                    f"a logits processor returned shape {changed.shape}, expected {logits.shape}"
+                )
+        return self._sampler.draw(numpy.ascontiguousarray(changed), logits)
+
+    def _ban_end_tokens(self) -> None:
+        allowed = numpy.ones(self._vocabulary, numpy.uint8)
+        allowed[[token for token in self._end_tokens if token < self._vocabulary]] = 0
+        self._sampler.allow_only(allowed)
+
+    def _accept(self, token: int) -> Chunk:
+        self._state.tokens.append(token)
+        self._tokens.append(token)
+        count = len(self._tokens)
+        logprobs = self._keep_logprobs(token) if self._options.logprobs else ()
+        if count == self._options.min_tokens:
+            self._sampler.allow_only(numpy.zeros(0, numpy.uint8))
+        if self._in_thought:
+            self._reasoning_tokens += 1
+            self._in_thought = token != self._think_close
+        elif token == self._think_open and count == 1 and self._parser is not None:
+            self._in_thought = True
+            self._reasoning_tokens = 1
+        if token in self._end_tokens:
+            return self._finish("stop", (token,), logprobs)
+        text = self._detokenizer.add(token)
+        if self._parser is None:
+            reasoning: str = ""
+            calls: tuple[ToolCall, ...] = ()
+        else:
+            text, reasoning, calls = self._split(self._parser.feed(text)) if text else ("", "", ())
+        if self._stops is not None and text:
+            text = self._stops.feed(text)
+            if self._stops.matched is not None:
+                return self._finish("stop", (token,), logprobs, text, reasoning, calls)
+        if count >= self._max_tokens:
+            return self._finish("length", (token,), logprobs, text, reasoning, calls)
+        if text:
+            self._text.append(text)
+        if reasoning:
+            self._reasoning.append(reasoning)
+        return Chunk(text, reasoning, calls, (token,), logprobs)
+
+    def _finish(
+        self,
+        reason: FinishReason,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        text: str = "",
+        reasoning: str = "",
+        calls: tuple[ToolCall, ...] = (),
+    ) -> Chunk:
+        """Settle what was held back, and end; return the last chunk."""
+        rest = self._detokenizer.finish()
+        if self._parser is not None:
+            events = self._parser.feed(rest) if rest else []
+            rest, more_reasoning, more_calls = self._split([*events, *self._parser.finish()])
+            reasoning += more_reasoning
+            calls += more_calls
+        if self._stops is not None:
+            met = self._stops.matched is not None
+            text += self._stops.feed(rest)
+            if self._stops.matched is None:
+                text += self._stops.finish()
+            elif not met and reason == "length":
+                reason = "stop"
+        else:
+            text += rest
+        self._text.append(text)
+        self._reasoning.append(reasoning)
+        if reason == "stop" and self._calls:
+            reason = "tool_calls"
+        self.finish_reason = reason
+        return Chunk(text, reasoning, calls, tokens, logprobs, reason)
+
+    def _split(self, events: list[Event]) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """Return (text, reasoning, calls) of events; calls are noted."""
+        text = reasoning = ""
+        calls: tuple[ToolCall, ...] = ()
+        for event in events:
+            if isinstance(event, TextDelta):
+                text += event.text
+            elif isinstance(event, ReasoningDelta):
+                reasoning += event.text
+            elif self._stops is None or self._stops.matched is None:
+                calls += (event,)
+                self._calls.append(event)
+        return text, reasoning, calls
+
+    def _keep_logprobs(self, token: int) -> tuple[TokenLogprob, ...]:
+        top = self._sampler.best(self._options.top_logprobs) if self._options.top_logprobs else []
+        kept = TokenLogprob(
+            token,
+            self._text_of(token),
+            self._sampler.log_probability(token),
+            tuple(TokenLogprob(other, self._text_of(other), value) for other, value in top),
+        )
+        self._logprobs.append(kept)
+        return (kept,)
+
+    def _text_of(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special=False)
+
+
+def with_others(results: list[Result]) -> Result:
+    """Return the first of several answers, holding the others."""
+    return replace(results[0], others=tuple(results[1:]))
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if tokens > 0 and seconds > 0 else 0.0

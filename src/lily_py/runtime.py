@@ -1,0 +1,264 @@
+"""What an engine and its sessions share: the model, its text side, stored states and memory budget."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lily_py import _core
+from lily_py.checkpoint import Checkpoint
+from lily_py.errors import BackendError, ContextLengthError, EngineClosedError, InvalidArgumentError
+from lily_py.generation import Generation
+from lily_py.memory import MemoryBudget
+from lily_py.prefix_store import PrefixStore
+from lily_py.progress import PrefillBar, prefill_progress
+from lily_py.prompts import Prompt, PromptLike, PromptReader
+from lily_py.sampling import (
+    OPTION_NAMES,
+    SamplingOptions,
+    checkpoint_defaults,
+    new_seed,
+    read_options,
+    refuse_unknown,
+)
+from lily_py.state import Progress, State
+from lily_py.stream import Stream
+from lily_py.text import ChatTemplate, Tokenizer
+
+DEFAULT_MAX_TOKENS = 4096
+"""Longest answer when `max_tokens` isn't given, if the context and the memory limit leave room for it."""
+
+PROMPT_NAMES = ("raw", "tools", "thinking", "template_variables")
+REQUEST_NAMES = (*OPTION_NAMES, *PROMPT_NAMES, "progress")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked call: what to answer and how.
+
+    Attributes:
+        prompt: the tokens to continue.
+        options: `max_tokens` settled.
+        progress: of the prompt's computation.
+    """
+
+    prompt: Prompt
+    options: SamplingOptions
+    progress: Progress | None
+
+
+class Runtime:
+    """A loaded checkpoint, ready to advance states. Any thread may call.
+
+    Args:
+        checkpoint: its description.
+        model: the native model.
+        context: most tokens that a conversation may have.
+        cache_bytes: budget of the prefix store.
+        snapshot_interval: a snapshot every so many tokens.
+        memory_limit: bytes for everything; None for no limit.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: _core.Model,
+        *,
+        context: int,
+        cache_bytes: int,
+        snapshot_interval: int,
+        memory_limit: int | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.context = context
+        self.snapshot_interval = snapshot_interval
+        self.tokenizer = Tokenizer.from_checkpoint(checkpoint)
+        template = None if checkpoint.chat_template is None else ChatTemplate.from_checkpoint(checkpoint)
+        self.reader = PromptReader(self.tokenizer, template, checkpoint.config.vocab_size)
+        self.vocabulary = min(self.tokenizer.vocab_size, checkpoint.config.vocab_size)
+        self.defaults = checkpoint_defaults(checkpoint.generation_config)
+        self.store = PrefixStore(cache_bytes)
+        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Sessions: whatever has `blocks()` and `close()`."""
+        self.budget = MemoryBudget(
+            memory_limit,
+            fixed=checkpoint.nbytes,
+            token_bytes=model.kv_bytes_per_token,
+            state_bytes=model.recurrent_bytes,
+            held=self._held,
+            store=self.store,
+        )
+        self._model: _core.Model | None = model
+        self._process = os.getpid()
+
+    @property
+    def model(self) -> _core.Model:
+        """The native model.
+
+        Raises:
+            EngineClosedError: after `close`.
+            BackendError: in a process forked after the load.
+        """
+        self.check()
+        assert self._model is not None
+        return self._model
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._model is None
+
+    def check(self) -> None:
+        """Raise unless the engine can be used here; errors as in `model`."""
+        if self._model is None:
+            raise EngineClosedError("the engine is closed; load it again to go on")
+        if os.getpid() != self._process:
+            raise BackendError(
+                f"the engine was loaded in process {self._process} and can't be used in its fork {os.getpid()}"
+                ": its threads don't exist here; load it after the fork, or start processes with 'spawn'"
+            )
+
+    def close(self) -> None:
+        """End streams and sessions and let the memory go; may be called again."""
+        if self._model is None:
+            return
+        if os.getpid() == self._process:
+            for stream in list(self.streams):
+                stream.close()
+            for holder in list(self.holders):
+                holder.close()
+            self.store.clear()
+        self._model = None
+
+    def new_state(self) -> State:
+        """Return an empty state."""
+        return State(self.model, self.store, self.snapshot_interval)
+
+    def read_request(
+        self, prompt: PromptLike, keywords: Mapping[str, Any], *, before: int = 0, known: Iterable[str] = ()
+    ) -> Request:
+        """Check a call's prompt and keywords.
+
+        Args:
+            prompt: text, messages or tokens.
+            keywords: as the caller gave them.
+            before: tokens that the conversation has already, ahead of the prompt.
+            known: keywords beyond `REQUEST_NAMES`, for suggestions.
+
+        Raises:
+            UnknownKeywordError, InvalidArgumentError, TemplateError, ContextLengthError.
+        """
+        options, progress = self.read_keywords(keywords, known)
+        read = self.read_prompt(prompt, keywords)
+        return Request(read, self.settle_length(options, before + len(read.tokens)), progress)
+
+    def read_prompt(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Prompt:
+        """Read a call's prompt with those of its keywords that concern it; errors as in `read_request`."""
+        given = {
+            name: value for name, value in keywords.items() if name in PROMPT_NAMES and value is not None
+        }
+        return self.reader.read(prompt, **given)
+
+    def read_keywords(
+        self, keywords: Mapping[str, Any], known: Iterable[str] = ()
+    ) -> tuple[SamplingOptions, Progress | None]:
+        """Check a call's keywords; errors as in `read_request`."""
+        self.check()
+        refuse_unknown(keywords, (*REQUEST_NAMES, *known))
+        progress = keywords.get("progress")
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise InvalidArgumentError(
+                f"progress must be True, False or a function of (done, total), got {progress!r}"
+            )
+        given = {name: value for name, value in keywords.items() if name in OPTION_NAMES}
+        return read_options(self.defaults, given, self.checkpoint.config.vocab_size), prefill_progress(
+            progress
+        )
+
+    def settle_length(self, options: SamplingOptions, prompt: int) -> SamplingOptions:
+        """Return options whose `max_tokens` is a number that the context has room for.
+
+        Raises:
+            ContextLengthError: says how many tokens there are and how many fit.
+        """
+        room = self.context - prompt
+        remedy = f"load the engine with a larger max_context (the checkpoint's limit is {self._positions})"
+        if self.context >= self._positions:
+            remedy = "drop earlier turns"
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and the context {self.context}, which leaves no room for an "
+                f"answer: shorten it by {1 - room} tokens or more, or {remedy}"
+            )
+        if options.max_tokens is None:
+            fitting = self.budget.fitting()
+            most = min(DEFAULT_MAX_TOKENS, room, room if fitting is None else max(1, fitting - prompt))
+            return replace(options, max_tokens=max(most, options.min_tokens))
+        if options.max_tokens > room:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and max_tokens is {options.max_tokens}, together "
+                f"{prompt + options.max_tokens}, but the context is {self.context}: lower max_tokens to {room}"
+                f", shorten the prompt, or {remedy}"
+            )
+        return options
+
+    def open_stream(
+        self,
+        state: State,
+        request: Request,
+        *,
+        cached: int,
+        started: float,
+        on_end: Callable[[Generation], None],
+    ) -> Stream:
+        """Return a stream that continues a state; the memory for it is reserved until its end.
+
+        Args:
+            state: holds the prompt's tokens, and nothing after them.
+            request: what to do.
+            cached: tokens that the state covers.
+            started: `time.perf_counter()` of the call.
+            on_end: called once at the end.
+
+        Raises:
+            MemoryBudgetError: it won't fit.
+        """
+        options = request.options
+        assert options.max_tokens is not None
+        reserved = self.budget.admit(len(state.tokens) + options.max_tokens)
+        try:
+            generation = Generation(
+                state,
+                request.prompt,
+                options,
+                seed=new_seed() if options.seed is None else options.seed,
+                tokenizer=self.tokenizer,
+                vocabulary=self.vocabulary,
+                cached=cached,
+                progress=request.progress,
+                started=started,
+            )
+        except BaseException:
+            self.budget.release(reserved)
+            raise
+
+        def end() -> None:
+            if isinstance(request.progress, PrefillBar):
+                request.progress.close()
+            on_end(generation)
+            self.budget.release(reserved)
+
+        stream = Stream(generation, self.check, end)
+        self.streams.add(stream)
+        return stream
+
+    @property
+    def _positions(self) -> int:
+        return self.checkpoint.config.max_position_embeddings
+
+    def _held(self) -> list[tuple[int, int]]:
+        return [block for holder in list(self.holders) for block in holder.blocks()]

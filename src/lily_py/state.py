@@ -1,0 +1,178 @@
+"""The tokens of one conversation, and the native state that covers a beginning of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+from lily_py import _core
+from lily_py.prefix_store import PrefixStore
+
+Logits = NDArray[numpy.float32]
+Progress = Callable[[int, int], None]
+
+
+class State:
+    """Tokens, and how far the model has computed them. One user at a time.
+
+    `tokens` is what the conversation holds; the native sequence covers a beginning of it, `covered` tokens
+    long. `advance` computes the rest. Whatever goes wrong on the way, the sequence covers a beginning of
+    `tokens`: that is the invariant everything else relies on.
+
+    Snapshots go to the prefix store as soon as they are taken; here only the last one is kept.
+
+    Args:
+        model: what computes.
+        store: where snapshots go and restarts are looked for.
+        interval: a snapshot every so many tokens; 0 for none.
+    """
+
+    def __init__(self, model: _core.Model, store: PrefixStore, interval: int) -> None:
+        self.tokens: list[int] = []
+        self._model = model
+        self._store = store
+        self._interval = interval if store.enabled else 0
+        self._sequence = model.new_sequence()
+        self._logits: Logits | None = None
+
+    @property
+    def covered(self) -> int:
+        """Tokens that have been computed."""
+        return self._sequence.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the native state, shared ones included."""
+        return self._sequence.nbytes
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Return (address, bytes) of the native memory that this keeps alive."""
+        return self._sequence.blocks()
+
+    def restart(self, tokens: Sequence[int]) -> int:
+        """Hold `tokens` instead; return how many of them are covered by what was computed before.
+
+        The covered part leaves out at least the last token, whose logits have to be computed.
+        """
+        ids = numpy.array(tokens, numpy.int32)
+        # Own tokens that stay; the state here may be the best one to go on from.
+        same = _common(numpy.array(self.tokens[: self.covered], numpy.int32), ids)
+        stored = self._store.find(ids, len(tokens) - 1)
+        if same < self.covered or same >= len(tokens):
+            limit = min(same, len(tokens) - 1)
+            same = max(length for length in self._sequence.snapshots() if length <= limit)
+        if stored is not None and stored.length > same:
+            self._sequence = self._model.new_sequence(stored)
+        elif same < self.covered:
+            self._sequence.truncate(same)
+        self.tokens = list(tokens)
+        self._logits = None
+        return self.covered
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens; nothing is computed yet."""
+        self.tokens.extend(tokens)
+
+    def rewind(self, length: int) -> None:
+        """Hold the first `length` tokens only; `advance` computes what no snapshot covers."""
+        if length == len(self.tokens):
+            return
+        if length <= 1:
+            self._sequence = self._model.new_sequence()
+            self.tokens = self.tokens[:length]
+            self._logits = None
+        elif self.covered <= length:
+            del self.tokens[length:]
+        else:
+            self.restart(self.tokens[:length])
+
+    def advance(
+        self,
+        cancel: _core.CancelToken | None = None,
+        progress: Progress | None = None,
+        marks: Iterable[int] = (),
+    ) -> Logits | None:
+        """Compute all tokens that aren't yet; return the logits [vocab] after the last one.
+
+        Args:
+            cancel: stops between chunks; then None is returned.
+            progress: called with (tokens done, tokens to do) after each chunk.
+            marks: lengths at which a snapshot is taken on the way.
+        """
+        total = len(self.tokens)
+        if self._logits is not None and self.covered == total:
+            return self._logits
+        if self.covered == total:
+            self.restart(self.tokens)
+        self._logits = None
+        first = self.covered
+        wanted = {mark for mark in marks if first < mark < total} if self._store.enabled else set()
+        if self._interval:
+            wanted |= set(range((first // self._interval + 1) * self._interval, total, self._interval))
+        logits: Logits | None = None
+        for stop in sorted({*wanted, total}):
+            begin = self.covered
+
+            def report(done: int, _: int, offset: int = begin - first) -> None:
+                # Called even if nobody listens: it is here that a Ctrl-C comes through.
+                if progress is not None:
+                    progress(offset + done, total - first)
+
+            ids = numpy.array(self.tokens[begin:stop], numpy.int32)
+            try:
+                logits = self._model.forward(self._sequence, ids, cancel=cancel, progress=report)
+            except BaseException:
+                self._recover()
+                raise
+            if logits is None:
+                return None
+            if stop in wanted:
+                self.snapshot()
+        self._logits = logits
+        return logits
+
+    def step(self, sampler: _core.Sampler) -> int:
+        """Compute the last token, the only one that isn't yet; return the next, drawn but not added."""
+        self._logits = None
+        try:
+            token = self._model.step(self._sequence, self.tokens[-1], sampler)
+        except BaseException:
+            self._recover()
+            raise
+        if self._interval and len(self.tokens) % self._interval == 0:
+            self.snapshot()
+        return token
+
+    def snapshot(self) -> None:
+        """Store the state as it is, for others and for coming back."""
+        length = self.covered
+        if not self._store.enabled or length == 0:
+            return
+        self._sequence.snapshot()
+        for older in self._sequence.snapshots():
+            if 0 < older < length:
+                self._sequence.drop_snapshot(older)
+        self._store.add(numpy.array(self.tokens[:length], numpy.int32), self._sequence.prefix(length))
+
+    def fork(self) -> State:
+        """Return a second state with the same past."""
+        other = State.__new__(State)
+        other.tokens = list(self.tokens)
+        other._model, other._store, other._interval = self._model, self._store, self._interval
+        other._sequence = self._sequence.fork()
+        other._logits = self._logits
+        return other
+
+    def _recover(self) -> None:
+        """Bring the sequence back to a beginning of `tokens` after a step that failed half-way."""
+        self._logits = None
+        self._sequence.truncate(self._sequence.length)
+
+
+def _common(a: NDArray[numpy.int32], b: NDArray[numpy.int32]) -> int:
+    """Return the length of the common beginning."""
+    size = min(len(a), len(b))
+    different = numpy.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size

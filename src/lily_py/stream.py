@@ -1,0 +1,192 @@
+"""A running generation as an iterator of chunks, with a handle to stop it from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+
+from lily_py.errors import LilyError
+from lily_py.generation import Generation
+from lily_py.results import Chunk, Result
+
+
+class Stream(Iterator[Chunk]):
+    """Iterates over the chunks of an answer while it is generated; also a context manager.
+
+    Work is done in the thread that iterates. `cancel` may be called from any other, and acts within one step,
+    or one chunk of the prompt. Leaving the ``with`` block, `close`, an exception and dropping the stream all
+    end the generation.
+
+    Args:
+        generation: what is iterated.
+        check: called before each step; raises if the engine can't be used.
+        on_end: called once when the generation has ended, however it did.
+    """
+
+    def __init__(self, generation: Generation, check: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._generation = generation
+        self._check = check
+        self._on_end = on_end
+        self._lock = threading.RLock()
+        self._stepping = False
+        self._result: Result | None = None
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        with self._lock:
+            if self._result is not None:
+                raise StopIteration
+            self._stepping = True
+            try:
+                self._check()
+                chunk = self._generation.advance()
+            except BaseException:
+                # Ctrl-C among others: the answer so far is the result, and the engine goes on.
+                self._settle()
+                raise
+            finally:
+                self._stepping = False
+            if chunk is None or chunk.finish_reason is not None:
+                self._settle()
+            if chunk is None:
+                raise StopIteration
+            return chunk
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A stream that was never made fully has nothing to end.
+        if getattr(self, "_result", True) is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self._result is None else self._result.finish_reason
+        return f"Stream({state})"
+
+    def cancel(self) -> None:
+        """Ask the generation to stop; returns at once. The next chunk is the last one."""
+        self._generation.cancel.cancel()
+
+    def close(self) -> None:
+        """Stop the generation and wait until it has stopped; again and again if you like."""
+        self.cancel()
+        with self._lock:
+            # Called from within a step (a progress callback, a logits processor), that step ends it itself.
+            if self._result is None and not self._stepping:
+                self._settle()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete, or was cut off."""
+        return self._result is not None
+
+    @property
+    def result(self) -> Result:
+        """The answer, once the stream has ended.
+
+        Raises:
+            LilyError: it hasn't; iterate to the end, or close it.
+        """
+        if self._result is None:
+            raise LilyError("the stream hasn't ended yet: iterate to its end or close it for a result")
+        return self._result
+
+    def finish(self) -> Result:
+        """Run to the end and return the answer."""
+        for _ in self:
+            pass
+        return self.result
+
+    def _settle(self) -> None:
+        self._generation.stop()
+        self._result = self._generation.result()
+        self._on_end()
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """A stream for ``async for`` and ``async with``; each step runs in a worker thread.
+
+    A cancelled task ends the generation.
+
+    Args:
+        open_stream: makes the stream; called in a worker thread when the first chunk is asked for.
+    """
+
+    def __init__(self, open_stream: Callable[[], Stream]) -> None:
+        self._open = open_stream
+        self._stream: Stream | None = None
+        self._cancelled = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        try:
+            chunk = await asyncio.to_thread(self._next)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def cancel(self) -> None:
+        """Ask the generation to stop; returns at once."""
+        self._cancelled = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def aclose(self) -> None:
+        """Stop the generation and wait until it has stopped."""
+        self.cancel()
+        if self._stream is not None:
+            await asyncio.to_thread(self._stream.close)
+
+    @property
+    def result(self) -> Result:
+        """The answer, once the stream has ended; errors as in `Stream.result`."""
+        if self._stream is None:
+            raise LilyError("the stream hasn't begun yet: iterate to its end for a result")
+        return self._stream.result
+
+    async def finish(self) -> Result:
+        """Run to the end and return the answer."""
+        async for _ in self:
+            pass
+        return self.result
+
+    async def run(self) -> Result:
+        """Run to the end within one worker thread, without a stop at each token, and return the answer."""
+        try:
+            return await asyncio.to_thread(lambda: self._opened().finish())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _next(self) -> Chunk | None:
+        return next(self._opened(), None)
+
+    def _opened(self) -> Stream:
+        if self._stream is None:
+            self._stream = self._open()
+            if self._cancelled:
+                self._stream.cancel()
+        return self._stream
