@@ -17,10 +17,14 @@ from metalsim.simulator import Simulator  # noqa: E402
 
 
 def run_sort(
-    sim: Simulator, keys: npt.NDArray[np.uint32], bins: int, barrier: bool = True
+    sim: Simulator,
+    keys: npt.NDArray[np.uint32],
+    bins: int,
+    barrier: bool = True,
+    source: Path = KERNELS / "sort.metal",
 ) -> npt.NDArray[np.uint32]:
     """Counting sort by three dispatches of one concurrent pass; returns the order."""
-    library = sim.compile(KERNELS / "sort.metal")
+    library = sim.compile(source)
     n = len(keys)
     k, counts = sim.buffer(keys, "keys"), sim.buffer(np.zeros(bins, np.uint32), "counts")
     offsets, order = sim.buffer(4 * bins, "offsets"), sim.buffer(4 * n, "order")
