@@ -49,7 +49,6 @@ class AblateResult:
 
 def run_ablations(
     workload: Workload,
-    checkpoint_name: str,
     *,
     names: Sequence[str] = tuple(ABLATIONS),
     rounds: int = 3,
@@ -65,7 +64,7 @@ def run_ablations(
     for name in names:
         switched_off[name] = ["avx512vnni", "avx2"] if name == "avx2" else [name]
     arms = {name: lily_arm(workload, priority, off) for name, off in switched_off.items()}
-    result = AblateResult(checkpoint_name, workload)
+    result = AblateResult(workload.name, workload)
     result.arms = {name: ArmResult(arm.program, arm.setting) for name, arm in arms.items()}
     run_rounds([(arm, result.arms[name]) for name, arm in arms.items()], workload, rounds, say)
     return result

@@ -159,14 +159,14 @@ def _say(line: str) -> None:
 
 def _make_checkpoint(options: argparse.Namespace) -> int:
     folder = make_checkpoint(options.shape, options.out, seed=options.seed, force=options.force)
-    print(f"{folder}: {open_checkpoint(folder).nbytes / 1e9:.2f} GB of weights")
+    print(f"{folder}: {open_checkpoint(folder).nbytes / 1e6:,.1f} MB of weights")
     return 0
 
 
 def _export_gguf(options: argparse.Namespace) -> int:
     types = export_gguf(open_checkpoint(options.checkpoint), options.out, options.type)
     shown = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
-    print(f"{options.out}: {options.out.stat().st_size / 1e9:.2f} GB; tensors: {shown}")
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:,.1f} MB; tensors: {shown}")
     return 0
 
 
@@ -226,10 +226,8 @@ def _ablate(options: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             f"optimisation {unknown[0]!r} isn't known; choose from {', '.join(ABLATIONS)}"
         )
-    name = open_checkpoint(options.checkpoint).folder.name
     result = run_ablations(
         _workload(options),
-        name,
         names=options.only,
         rounds=options.rounds,
         priority=options.priority,
@@ -273,16 +271,19 @@ def _save(result: records.Result, options: argparse.Namespace) -> None:
 
 
 def _shown_command(options: argparse.Namespace) -> str:
-    """The command without the folders of this machine: a checkpoint by its name, no places for results."""
+    """The command without what belongs to this machine: no absolute paths, no places for results."""
     shown: list[str] = []
+    places = ("--save", "--name", "--gguf-folder", "--out")
+    models = (getattr(options, "checkpoint", None), str(getattr(options, "folder", None)))
     skip = False
     for argument in options.command_line:
-        if skip or argument.startswith(("--save=", "--name=", "--gguf-folder=")):
+        if skip or argument.startswith(tuple(f"{place}=" for place in places)):
             skip = False
-        elif argument in ("--save", "--name", "--gguf-folder"):
+        elif argument in places:
             skip = True
-        elif argument == getattr(options, "checkpoint", None):
-            shown.append(Path(argument).name)
+        elif argument in models:
+            path = Path(argument)
+            shown.append(path.name if path.is_absolute() else argument)
         else:
             shown.append(argument)
     return f"lily bench {shlex.join(shown)}"

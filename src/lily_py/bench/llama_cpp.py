@@ -85,12 +85,17 @@ def missing_reason() -> str | None:
     return f"no llama-bench {where}; set {BINARIES} to the folder of llama.cpp's programs"
 
 
-def gguf_path(checkpoint: Path, file_type: str, folder: Path | None = None) -> Path:
-    """Return where the GGUF of a checkpoint lies: beside it, or in `folder`."""
-    return (folder or checkpoint.parent) / f"{checkpoint.name}-{file_type}.gguf"
+def gguf_path(checkpoint: str, file_type: str, folder: Path | None = None) -> Path:
+    """Return where the GGUF of a checkpoint lies: in `folder`, beside the checkpoint's folder, or in the
+    user's cache for the demo model and repositories."""
+    path = Path(checkpoint)
+    if folder is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lily" / "gguf"
+        folder = path.resolve().parent if path.is_dir() else cache
+    return folder / f"{path.name}-{file_type}.gguf"
 
 
-def ensure_gguf(checkpoint: Path, file_type: str, *, folder: Path | None = None, threads: int = 1) -> Path:
+def ensure_gguf(checkpoint: str, file_type: str, *, folder: Path | None = None, threads: int = 1) -> Path:
     """Return the GGUF of a checkpoint, making it if it isn't there.
 
     Q4_0 is lily's own exact export; other types are made from it by `llama-quantize`.
@@ -103,6 +108,7 @@ def ensure_gguf(checkpoint: Path, file_type: str, *, folder: Path | None = None,
     if path.is_file():
         return path
     partial = path.with_suffix(".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if file_type == "Q4_0":
         export_gguf(open_checkpoint(checkpoint), partial, "q4_0")
     else:
@@ -128,9 +134,7 @@ def run_setting(
     Raises:
         ArmError: it failed.
     """
-    file = ensure_gguf(
-        Path(workload.checkpoint), setting.file_type, folder=gguf_folder, threads=workload.threads
-    )
+    file = ensure_gguf(workload.checkpoint, setting.file_type, folder=gguf_folder, threads=workload.threads)
     contexts = ",".join(map(str, workload.contexts))
     common = _bench_command(setting, file, workload.threads)
     prompts = run_process([*common, "-p", contexts, "-n", "0"], priority=priority)
@@ -146,7 +150,7 @@ def run_setting(
     return measured, finished
 
 
-def start_command(setting: Setting, checkpoint: Path, prompt: int, threads: int) -> list[str]:
+def start_command(setting: Setting, checkpoint: str, prompt: int, threads: int) -> list[str]:
     """Return the command of a process that loads the model and runs one prompt."""
     file = ensure_gguf(checkpoint, setting.file_type, threads=threads)
     return [*_bench_command(setting, file, threads), "-p", str(prompt), "-n", "0", "--no-warmup"]

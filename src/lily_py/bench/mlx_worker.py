@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from lily_py.bench.extras import require
 from lily_py.bench.process import resident_bytes
 from lily_py.bench.workload import Measured, Workload, digest_of, prompt_ids
+from lily_py.checkpoint import open_checkpoint
 
 
 def measure(workload: Workload, dtype: str) -> Measured:
@@ -24,7 +24,7 @@ def measure(workload: Workload, dtype: str) -> Measured:
     utils = require("mlx.utils")
     mx.set_default_device(mx.cpu)
     start = time.perf_counter()
-    model, config = require("mlx_lm.utils").load_model(Path(workload.checkpoint))
+    model, config = require("mlx_lm.utils").load_model(open_checkpoint(workload.checkpoint).folder)
     if dtype == "f32":
 
         def cast(array: Any) -> Any:

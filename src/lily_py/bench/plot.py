@@ -8,6 +8,9 @@ from lily_py.bench.extras import require
 from lily_py.bench.run import RunResult
 from lily_py.bench.workload import PHASES
 
+_LINEAR_RANGE = 20
+"""Rates that differ by more than this are drawn on a logarithmic axis."""
+
 _COLOURS = {"lily": "#7b3fa0", "llama.cpp": "#d9822b", "mlx-lm": "#3a7ca5"}
 
 
@@ -22,10 +25,12 @@ def plot_run(result: RunResult, path: Path) -> Path:
     figure, axes = require("matplotlib.pyplot").subplots(1, 2, figsize=(10, 4.2), constrained_layout=True)
     contexts = sorted(result.workload.contexts)
     for phase, panel in zip(PHASES, axes, strict=True):
+        shown: list[float] = []
         for program in result.programs:
             points = [(c, best[0]) for c in contexts if (best := result.best(program, phase, c))]
             if not points:
                 continue
+            shown += [spread.median for _, spread in points]
             panel.errorbar(
                 [context for context, _ in points],
                 [spread.median for _, spread in points],
@@ -39,6 +44,7 @@ def plot_run(result: RunResult, path: Path) -> Path:
                 color=_COLOURS.get(program),
             )
         if limits := result.limits:
+            shown += [limits.rate(phase, context) for context in contexts]
             panel.plot(
                 contexts,
                 [limits.rate(phase, context) for context in contexts],
@@ -51,7 +57,10 @@ def plot_run(result: RunResult, path: Path) -> Path:
         panel.set_xticks(contexts, [f"{context:,}" for context in contexts])
         panel.set_xlabel("context, tokens")
         panel.set_ylabel("tokens per second")
-        panel.set_ylim(bottom=0)
+        if shown and max(shown) > _LINEAR_RANGE * min(shown):
+            panel.set_yscale("log")
+        else:
+            panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,7 @@ def measure_roofline(
         for count in threads:
             rates = native.measure_read_bandwidth(size, count, seconds, repeats)
             result.reads.setdefault(size, {})[count] = spread = Spread.of(rates)
-            say(f"read {size >> 10:,} KiB, {count} threads: {short(spread.median / 1e9)} GB/s")
+            say(f"read {size >> 10:,} KiB by {count}: {short(spread.median / 1e9)} GB/s")
     for name, description, _ in native.dot_units():
         if units is not None and name not in units:
             continue
@@ -124,7 +124,7 @@ def measure_roofline(
         for count in threads:
             rates = native.measure_dot_products(name, count, seconds, repeats)
             result.units.setdefault(name, {})[count] = spread = Spread.of(rates)
-            say(f"{name} ({description}), {count} threads: {short(spread.median / 1e9)} Gop/s")
+            say(f"{name} ({description}) by {count}: {short(spread.median / 1e9)} Gop/s")
     return result
 
 

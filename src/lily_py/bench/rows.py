@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def measure_rows(
             if repeat >= 0:
                 seconds["sequences"][count].append(middle - start)
                 seconds["tokens"][count].append(end - middle)
-    result = RowsResult(checkpoint.folder.name, context, threads)
+    result = RowsResult(Path(checkpoint_path).name, context, threads)
     for count in counts:
         result.sequences[count] = Spread.of(seconds["sequences"][count])
         result.tokens[count] = Spread.of(seconds["tokens"][count])

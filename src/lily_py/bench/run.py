@@ -12,7 +12,7 @@ from lily_py.bench.limits import Limits, TokenCost, token_cost
 from lily_py.bench.process import ArmError, Finished
 from lily_py.bench.roofline import LILY_UNITS, Roofline, measure_roofline
 from lily_py.bench.workload import Measured, Phase, Spread, Workload
-from lily_py.checkpoint import Checkpoint, open_checkpoint
+from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import BackendError, InvalidArgumentError
 
 PEERS = ("llama.cpp", "mlx-lm")
@@ -150,7 +150,7 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
             f"context {max(workload.contexts)} and {workload.decode} decoded tokens are more than the {room} "
             "positions of the model"
         )
-    result = RunResult(checkpoint.folder.name, checkpoint.nbytes, workload, cost=token_cost(checkpoint))
+    result = RunResult(workload.name, checkpoint.nbytes, workload, cost=token_cost(checkpoint))
 
     def note(line: str) -> None:
         result.notes.append(line)
@@ -160,7 +160,7 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
         result.roofline = _limits(workload, say, note)
     arms = [lily_arm(workload, options.priority)]
     if "llama.cpp" in options.peers:
-        arms += _llama_arms(workload, options, checkpoint, result, say, note)
+        arms += _llama_arms(workload, options, result, say, note)
     if "mlx-lm" in options.peers:
         arms += _mlx_arms(workload, options, result, say, note)
     result.arms = [ArmResult(arm.program, arm.setting) for arm in arms]
@@ -181,7 +181,6 @@ def _limits(workload: Workload, say: Say, note: Say) -> Roofline | None:
 def _llama_arms(
     workload: Workload,
     options: RunOptions,
-    checkpoint: Checkpoint,
     result: RunResult,
     say: Say,
     note: Say,
@@ -190,11 +189,9 @@ def _llama_arms(
     if reason := llama_cpp.missing_reason():
         note(f"llama.cpp: not measured: {reason}")
         return []
-    work = Workload(str(checkpoint.folder), workload.contexts, workload.decode, workload.threads)
 
     def arm(setting: llama_cpp.Setting) -> Arm:
         def measure(work: Workload) -> tuple[Measured, list[Finished]]:
-            work = Workload(str(checkpoint.folder), work.contexts, work.decode, work.threads)
             return llama_cpp.run_setting(
                 setting, work, gguf_folder=options.gguf_folder, priority=options.priority
             )
@@ -204,7 +201,7 @@ def _llama_arms(
     if options.llama_settings:
         return [arm(setting) for setting in options.llama_settings]
     context = sorted(workload.contexts)[len(workload.contexts) // 2]
-    short_work = Workload(work.checkpoint, (context,), min(32, workload.decode), workload.threads)
+    short_work = Workload(workload.checkpoint, (context,), min(32, workload.decode), workload.threads)
     trials: list[tuple[llama_cpp.Setting, Measured]] = []
     for setting in llama_cpp.candidate_settings(workload.contexts):
         try:

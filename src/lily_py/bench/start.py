@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lily_py.bench import llama_cpp
@@ -68,7 +69,7 @@ def measure_start(
             without a warm-up.
     """
     checkpoint = open_checkpoint(checkpoint_path)
-    result = StartResult(checkpoint.folder.name, checkpoint.nbytes, prompt, threads)
+    result = StartResult(Path(checkpoint_path).name, checkpoint.nbytes, prompt, threads)
     request = {"checkpoint": checkpoint_path, "prompt": prompt, "threads": threads}
     steps: dict[str, list[float]] = {}
     peers: dict[str, list[float]] = {}
@@ -82,7 +83,7 @@ def measure_start(
             steps.setdefault(step, []).append(value)
         result.memory = values["memory"]
         for setting in llama_settings:
-            command = llama_cpp.start_command(setting, checkpoint.folder, prompt, threads)
+            command = llama_cpp.start_command(setting, checkpoint_path, prompt, threads)
             ended = run_process(command, priority=priority)
             json.loads(ended.output)
             peers.setdefault(f"llama.cpp {setting}", []).append(ended.seconds)

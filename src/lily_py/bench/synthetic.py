@@ -58,7 +58,7 @@ def make_checkpoint(
         InvalidArgumentError: an unknown shape, a folder that isn't empty, too little space on the disk.
     """
     sizes = find_shape(shape) if isinstance(shape, str) else shape
-    tensors, quantization = _tensors(sizes, seed)
+    tensors, quantization = checkpoint_tensors(sizes, seed)
     total = sum(tensor.nbytes for tensor in tensors)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not force or not folder.is_dir():
@@ -84,7 +84,7 @@ def make_checkpoint(
     return folder
 
 
-def _tensors(shape: ModelShape, seed: int) -> tuple[list[TensorSpec], dict[str, Any]]:
+def checkpoint_tensors(shape: ModelShape, seed: int) -> tuple[list[TensorSpec], dict[str, Any]]:
     """Return all tensors in order, and the configuration's quantisation block."""
     tensors: list[TensorSpec] = []
     quantization: dict[str, Any] = {"group_size": _GROUP, "bits": 4, "mode": "affine"}

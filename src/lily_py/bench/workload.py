@@ -6,6 +6,7 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,11 @@ class Workload:
     contexts: tuple[int, ...]
     decode: int
     threads: int
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name: the last part of its path or repository."""
+        return Path(self.checkpoint).name
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Workload:
