@@ -73,24 +73,28 @@ def _machine(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _run(result: RunResult, picture: str) -> list[str]:
-    threads = _threads(result.workload.threads)
+def describe_rounds(result: RunResult) -> str:
+    """Say what a comparison did, how busy the machine was, and whether lily's tokens repeated."""
     rounds = max(len(arm.rounds) for arm in result.arms)
     foreign = [cores for arm in result.arms for cores in arm.foreign_cores if cores is not None]
+    work = result.workload
     facts = [
-        f"{result.weight_bytes / 1e9:.2f} GB of weights, {threads}, {rounds} rounds, "
-        f"{result.workload.decode} tokens decoded after each prompt."
+        f"{result.weight_bytes / 1e9:.2f} GB of weights, {_threads(work.threads)}, {rounds} rounds, "
+        f"{work.decode} tokens decoded after each prompt."
     ]
     if foreign:
         facts.append(f"Other processes kept up to {max(foreign):.2f} cores busy meanwhile.")
-    digests = result.digests()
-    if all(len(found) == 1 for found in digests.values()):
+    if all(len(found) == 1 for found in result.digests().values()):
         facts.append("lily generated the same tokens in every round.")
     else:
         facts.append("**lily generated different tokens in different rounds.**")
+    return " ".join(facts)
+
+
+def _run(result: RunResult, picture: str) -> list[str]:
     parts = [
-        f"## {result.checkpoint}, {threads}",
-        " ".join(facts),
+        f"## {result.checkpoint}, {_threads(result.workload.threads)}",
+        describe_rounds(result),
         f"![Tokens per second against context]({picture})",
         tables.comparison_table(result),
         " ".join(tables.limits_lines(result)),

@@ -137,12 +137,14 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
         say: called with a line for each step, and for each peer that can't be measured.
 
     Raises:
-        InvalidArgumentError: an unknown peer, a context beyond the model's.
+        InvalidArgumentError: an unknown peer, no rounds, a context beyond the model's.
         CheckpointError: the checkpoint can't be opened.
         ArmError: lily's own process failed.
     """
     if unknown := [peer for peer in options.peers if peer not in PEERS]:
         raise InvalidArgumentError(f"peer {unknown[0]!r} isn't known; choose from {', '.join(PEERS)}")
+    if options.rounds < 1:
+        raise InvalidArgumentError(f"rounds must be positive, got {options.rounds}")
     checkpoint = open_checkpoint(workload.checkpoint)
     room = checkpoint.config.max_position_embeddings
     if max(workload.contexts) + workload.decode > room:
