@@ -155,8 +155,9 @@ void bind_sequence(nb::module_& m) {
                                    {static_cast<size_t>(layout.taps), static_cast<size_t>(layout.channels)});
              })
         .def("keys_values", [](Sequence& self, int64_t layer) {
-            auto [keys, values] = self.kv().read(layer, self.length());
             const KvLayout& layout = self.kv().layout();
+            if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such attention layer");
+            auto [keys, values] = self.kv().read(layer, self.length());
             const std::vector<size_t> shape = {static_cast<size_t>(self.length()),
                                                static_cast<size_t>(layout.kv_heads),
                                                static_cast<size_t>(layout.head_dim)};

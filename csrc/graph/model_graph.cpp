@@ -8,10 +8,20 @@
 namespace lily {
 namespace {
 
+constexpr int64_t kMaxRotaryDim = 512;
+
 // Builds the op lists of one checkpoint; a local helper of ModelGraph::build.
 class Builder {
   public:
     Builder(const ModelConfig& config, WeightStore& weights) : c_(config), w_(weights) {
+        require_lanes("head_dim", c_.head_dim);
+        require_lanes("linear_key_head_dim", c_.linear_key_head_dim);
+        require_lanes("linear_value_head_dim", c_.linear_value_head_dim);
+        if (c_.rotary_dim > kMaxRotaryDim) {
+            throw CheckpointError("the rotary embedding covers " + std::to_string(c_.rotary_dim) +
+                                  " dimensions of a head, at most " + std::to_string(kMaxRotaryDim) +
+                                  " are supported");
+        }
         attention_ = {c_.num_attention_heads, c_.num_key_value_heads, c_.head_dim, c_.rotary_dim,
                       c_.rope_theta};
         delta_ = {c_.linear_num_key_heads, c_.linear_num_value_heads, c_.linear_key_head_dim,
@@ -64,6 +74,14 @@ class Builder {
     }
 
   private:
+    // Kernels work on heads in whole vectors.
+    static void require_lanes(const char* key, int64_t size) {
+        if (size % 16 != 0) {
+            throw CheckpointError(std::string(key) + " is " + std::to_string(size) +
+                                  ", only multiples of 16 are supported");
+        }
+    }
+
     Activation activation(int64_t width) {
         widths_.push_back(width);
         return static_cast<Activation>(widths_.size() - 1);

@@ -350,10 +350,9 @@ inline float largest(F32 a) {
 }
 
 // e^x to about one unit in the last place: x = n ln 2 + r, a polynomial of degree 7 in r. The argument is
-// clamped to
-// [-87, 88].
+// clamped to [-87, 88]; NaN stays NaN, because min and max return their second argument then.
 inline F32 exp(F32 x) {
-    const F32 clamped = min(max(x, F32::set(-87.0f)), F32::set(88.0f));
+    const F32 clamped = min(F32::set(88.0f), max(F32::set(-87.0f), x));
     const I32 n = round_to_int(clamped * F32::set(1.44269504088896341f));
     const F32 nf = to_float(n);
     F32 r = fma(nf, F32::set(-0.693359375f), clamped);
