@@ -12,6 +12,7 @@ from oracles import tensorfile
 from oracles.dequantise import dequantise
 
 from lily_py.bench.gguf_export import export_gguf
+from lily_py.bench.gguf_tile import tile_gguf
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import InvalidArgumentError, UnsupportedModelError
 
@@ -200,3 +201,23 @@ def test_a_tensor_without_a_place_is_named(tiny: Any, tmp_path: Path) -> None:
 def test_an_unknown_type_is_refused(synthetic: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="'q2' isn't known; choose from f32, f16, q4_0, q4_1"):
         export_gguf(open_checkpoint(synthetic), tmp_path / "model.gguf", "q2")  # type: ignore[arg-type]
+
+
+def test_a_tiled_file_repeats_the_layers_of_its_slice(synthetic_dense: Path, tmp_path: Path) -> None:
+    slice_path = tmp_path / "slice.gguf"
+    source = export(synthetic_dense, "q4_0", slice_path)
+    tiled = Exported(tile_gguf(slice_path, tmp_path / "tiled.gguf", 8, progress=False))
+    assert tiled.fields["qwen35.block_count"] == 8
+    assert tiled.fields["qwen35.rope.dimension_sections"] == source.fields["qwen35.rope.dimension_sections"]
+    ends = [name for name in source.values if not name.startswith("blk.")]
+    assert len(tiled.values) == 2 * len(source.values) - len(ends)
+    for name, values in source.values.items():
+        layer = name.removeprefix("blk.").split(".")[0]
+        for copy in {
+            name,
+            name.replace(f"blk.{layer}.", f"blk.{int(layer) + 4}.") if name not in ends else name,
+        }:
+            assert tiled.types[copy] == source.types[name]
+            assert np.array_equal(tiled.values[copy], values), copy
+    with pytest.raises(InvalidArgumentError, match=r"must be a multiple of the 4 of .*slice\.gguf, got 6"):
+        tile_gguf(slice_path, tmp_path / "other.gguf", 6)

@@ -25,7 +25,8 @@ LLAMA_BENCH = """\
 #!{python}
 # Answers as llama-bench does; its rates tell the settings apart.
 import json, sys
-options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+arguments = [argument for argument in sys.argv[1:] if argument != "--no-warmup"]
+options = dict(zip(arguments[0::2], arguments[1::2]))
 q4_0 = "Q4_0" in options["-m"]
 repack, attention = options["--repack"] == "1", options["-fa"] == "on"
 def rate(prompt):

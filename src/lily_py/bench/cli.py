@@ -11,6 +11,7 @@ from pathlib import Path
 from lily_py.bench import records, tables
 from lily_py.bench.ablate import ABLATIONS, run_ablations
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
+from lily_py.bench.gguf_tile import tile_gguf
 from lily_py.bench.llama_cpp import Setting
 from lily_py.bench.report import write_report
 from lily_py.bench.roofline import default_threads, measure_roofline, thread_counts
@@ -62,9 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", type=Path, metavar="OUT")
     export.add_argument("--type", choices=GGUF_TYPES, default="q4_0", help="default: q4_0, an exact repack")
 
+    tile = command("tile-gguf", _tile_gguf, "Repeat the layers of a slice's GGUF; for speed and memory only.")
+    tile.add_argument("source", type=Path, metavar="GGUF")
+    tile.add_argument("out", type=Path, metavar="OUT")
+    tile.add_argument("--layers", type=int, required=True)
+
     run = command("run", _run, "Measure prefill and decode beside the peers.")
     _add_workload(run)
-    run.add_argument("--peers", type=_names, default=(), metavar="P,…", help=", ".join(PEERS))
+    run.add_argument("--peers", type=_peers, default=PEERS, metavar="P,…", help=_PEERS_HELP)
     run.add_argument("--llama-settings", type=_settings, default=(), metavar="S,…", help=_SETTINGS_HELP)
     run.add_argument("--gguf-folder", type=Path, help="where GGUF files lie; default: beside the checkpoint")
     run.add_argument(
@@ -114,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _SETTINGS_HELP = "such as Q4_K_M:repack=0:fa=1:ub=512; default: try all, keep the fastest"
+_PEERS_HELP = f"{', '.join(PEERS)} or none; default: all, and what isn't installed is said"
 _PRIORITY_HELP = "put the measured processes before other work (Linux, as root)"
 
 
@@ -134,6 +141,10 @@ def _add_save(parser: argparse.ArgumentParser) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    return () if text == "none" else _names(text)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -167,6 +178,12 @@ def _export_gguf(options: argparse.Namespace) -> int:
     types = export_gguf(open_checkpoint(options.checkpoint), options.out, options.type)
     shown = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
     print(f"{options.out}: {options.out.stat().st_size / 1e6:,.1f} MB; tensors: {shown}")
+    return 0
+
+
+def _tile_gguf(options: argparse.Namespace) -> int:
+    tile_gguf(options.source, options.out, options.layers)
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:,.1f} MB")
     return 0
 
 

@@ -14,6 +14,8 @@ from lily_py.checkpoint import open_checkpoint
 from lily_py.loader import load_model
 
 _WARM_UP_STEPS = 4
+_WARM_UP_TOKENS = 2048
+"""Longer prompts are computed in the same pieces as this many tokens."""
 
 
 def greedy_sampler(vocabulary: int) -> _core.Sampler:
@@ -44,7 +46,8 @@ def measure(workload: Workload, ablate: Sequence[str] = ()) -> Measured:
     measured = Measured(facts={"load_seconds": time.perf_counter() - start, "backend": model.backend})
     vocabulary = checkpoint.config.vocab_size
     for context in workload.contexts:
-        _request(model, context, vocabulary, min(_WARM_UP_STEPS, workload.decode))
+        warm_up = min(context, _WARM_UP_TOKENS)
+        _request(model, warm_up, vocabulary, min(_WARM_UP_STEPS, workload.decode))
         prefill, decode, ids = _request(model, context, vocabulary, workload.decode)
         measured.prefill[context] = context / prefill
         measured.decode[context] = workload.decode / decode

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lily_py.bench.gguf_export import export_gguf
 from lily_py.bench.process import Finished, run_process
@@ -18,6 +19,9 @@ from lily_py.errors import InvalidArgumentError
 
 BINARIES = "LILY_LLAMA_BIN"
 """Environment variable: the folder of llama.cpp's programs, if they aren't on the PATH."""
+
+_WARMED_UP = 4096
+"""Prompts longer than this have no warm-up: it would take minutes, and most of the prompt is warm anyway."""
 
 FILE_TYPES = ("Q4_0", "Q4_K_M")
 
@@ -126,7 +130,7 @@ def ensure_gguf(checkpoint: str, file_type: str, *, folder: Path | None = None, 
 def run_setting(
     setting: Setting, workload: Workload, *, gguf_folder: Path | None = None, priority: bool = False
 ) -> tuple[Measured, list[Finished]]:
-    """Measure one setting: a process for the prompts and one for decoding after each of them.
+    """Measure one setting: processes for the prompts, and one for decoding after each of them.
 
     `llama-bench` warms up with a run of the same shape, computes the logits of a prompt's last token only,
     and draws its token ids at random.
@@ -135,18 +139,28 @@ def run_setting(
         ArmError: it failed.
     """
     file = ensure_gguf(workload.checkpoint, setting.file_type, folder=gguf_folder, threads=workload.threads)
-    contexts = ",".join(map(str, workload.contexts))
-    common = _bench_command(setting, file, workload.threads)
-    prompts = run_process([*common, "-p", contexts, "-n", "0"], priority=priority)
-    finished = [prompts]
-    measured = Measured(prefill=_rates(prompts.output, "n_prompt"))
+    measured = Measured(facts={"file_bytes": file.stat().st_size})
+    finished: list[Finished] = []
+
+    def bench(contexts: Sequence[int], *arguments: str) -> list[dict[str, Any]]:
+        if not contexts:
+            return []
+        texts = [argument.format(contexts=",".join(map(str, contexts))) for argument in arguments]
+        command = _bench_command(setting, file, workload.threads)
+        finished.append(run_process([*command, *texts], priority=priority))
+        tests: list[dict[str, Any]] = json.loads(finished[-1].output)
+        measured.facts["build"] = tests[0].get("build_commit", "unknown")
+        return tests
+
+    short = [context for context in workload.contexts if context <= _WARMED_UP]
+    long = [context for context in workload.contexts if context > _WARMED_UP]
+    for test in bench(short, "-p", "{contexts}", "-n", "0") + bench(
+        long, "-p", "{contexts}", "-n", "0", "--no-warmup"
+    ):
+        measured.prefill[int(test["n_prompt"])] = float(test["avg_ts"])
     if workload.decode:
-        steps = run_process(
-            [*common, "-p", "0", "-n", str(workload.decode), "-d", contexts], priority=priority
-        )
-        finished.append(steps)
-        measured.decode = _rates(steps.output, "n_depth")
-    measured.facts["file_bytes"] = file.stat().st_size
+        for test in bench(workload.contexts, "-p", "0", "-n", str(workload.decode), "-d", "{contexts}"):
+            measured.decode[int(test["n_depth"])] = float(test["avg_ts"])
     return measured, finished
 
 
@@ -176,7 +190,3 @@ def best_settings(
         ranked = sorted(trials, key=lambda trial: -getattr(trial[1], phase).get(context, 0.0))
         chosen |= dict.fromkeys(setting for setting, _ in ranked[:finalists])
     return list(chosen)
-
-
-def _rates(output: str, key: str) -> dict[int, float]:
-    return {int(test[key]): float(test["avg_ts"]) for test in json.loads(output)}

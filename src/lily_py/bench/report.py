@@ -88,6 +88,9 @@ def describe_rounds(result: RunResult) -> str:
         facts.append("lily generated the same tokens in every round.")
     else:
         facts.append("**lily generated different tokens in different rounds.**")
+    builds = {str(r.facts["build"]) for arm in result.arms for r in arm.rounds if "build" in r.facts}
+    if builds:
+        facts.append(f"llama.cpp is build {', '.join(sorted(builds))}.")
     return " ".join(facts)
 
 
