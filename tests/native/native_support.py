@@ -26,13 +26,13 @@ INSTRUCTION_SETS = {"avx512vnni": (), "avx2": ("avx512vnni",), "generic": ("avx5
 def exact_model(path: Path, **options: Any) -> _core.Model:
     """The model without any deliberate rounding: fp32 products, fp32 keys and values."""
     return load_model(
-        open_checkpoint(path), **({"threads": 2, "kv_dtype": "float32", "ablate": FLOATS_ONLY} | options)
+        open_checkpoint(path), **({"threads": 1, "kv_dtype": "float32", "ablate": FLOATS_ONLY} | options)
     )
 
 
 def model_of(path: Path, **options: Any) -> _core.Model:
     """The model with integer products, as shipped, but fp32 keys and values."""
-    return load_model(open_checkpoint(path), **({"threads": 2, "kv_dtype": "float32"} | options))
+    return load_model(open_checkpoint(path), **({"threads": 1, "kv_dtype": "float32"} | options))
 
 
 def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
