@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from oracles import tensorfile
 from oracles.result import TOLERANCES, Result
+from oracles.shapes import SHAPES, Shape
 
 from lily_py import _core
 from lily_py.checkpoint import open_checkpoint
@@ -19,6 +20,21 @@ from lily_py.loader import load_model
 Ids = NDArray[np.int32]
 Tiny = Callable[..., Path]
 
+# Beyond the oracles' own shapes: more query heads per KV head than one pass takes, states cut into strips of
+# 64 and 16 columns (80, 48), widths that are no multiple of 64 or of 16, experts of unequal width.
+ALL_SHAPES: dict[str, Shape] = SHAPES | {
+    "kv_ratio12": replace(SHAPES["dense"], heads=12, kv_heads=1),
+    "gdn_dim80": replace(SHAPES["dense"], gdn_dim=80),
+    "gdn_dim48": replace(SHAPES["dense"], gdn_dim=48),
+    "narrow": replace(SHAPES["dense"], hidden=96, dense_width=160, head_dim=48, vocab=290),
+    "conv2": replace(SHAPES["dense"], conv=2),
+    "unequal_experts": replace(SHAPES["moe"], layers=4, moe_width=64, shared_width=192),
+    "one_expert": replace(SHAPES["moe"], layers=4, experts=1, top_k=1),
+    "thin": replace(SHAPES["moe"], layers=4, hidden=160, moe_width=96, shared_width=32, vocab=301),
+    "ragged": replace(
+        SHAPES["moe"], layers=4, hidden=72, experts=5, top_k=3, moe_width=40, shared_width=24, vocab=301
+    ),
+}
 FLOATS_ONLY = ("integer_dot",)  # ablation: quantised weights are multiplied in fp32, as the oracles do
 INSTRUCTION_SETS = {"avx512vnni": (), "avx2": ("avx512vnni",), "generic": ("avx512vnni", "avx2")}
 

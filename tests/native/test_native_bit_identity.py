@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_support import INSTRUCTION_SETS, Ids, Tiny, feed, ids_of, model_of, state_bytes
+from native_support import ALL_SHAPES, INSTRUCTION_SETS, Ids, Tiny, feed, ids_of, model_of, state_bytes
 from oracles.shapes import SHAPES, Shape
 
 Logits = Any
@@ -23,11 +23,13 @@ CASES = [
     ("family_heads", "mlx-4bit-g128"),
     ("top6", "mlx-nvfp4"),
     ("kv_ratio6", "mlx-mxfp8"),
+    ("thin", "mlx-4bit-g32"),
+    ("ragged", "mlx"),
 ]
 
 
 def attention_of(name: str) -> list[bool]:
-    return [SHAPES[name].is_attention(layer) for layer in range(SHAPES[name].layers)]
+    return [ALL_SHAPES[name].is_attention(layer) for layer in range(ALL_SHAPES[name].layers)]
 
 
 def outcome(
@@ -49,7 +51,11 @@ def assert_same(
 
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_every_chunk_size_gives_the_same_bits(tiny: Tiny, name: str, fmt: str) -> None:
-    path, ids, attention = tiny(name, fmt), ids_of(SHAPES[name].vocab, 100), attention_of(name)
+    path, ids, attention = (
+        tiny(ALL_SHAPES[name], fmt),
+        ids_of(ALL_SHAPES[name].vocab, 100),
+        attention_of(name),
+    )
     whole = outcome(path, ids, attention, chunk=4096)
     for chunk in (1, 2, 3, 4, 5, 7, 8, 9, 17, 64, 2048):
         assert_same(whole, outcome(path, ids, attention, chunk=chunk), f"chunk {chunk}")
@@ -57,7 +63,7 @@ def test_every_chunk_size_gives_the_same_bits(tiny: Tiny, name: str, fmt: str) -
 
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_every_number_of_threads_gives_the_same_bits(tiny: Tiny, name: str, fmt: str) -> None:
-    path, ids, attention = tiny(name, fmt), ids_of(SHAPES[name].vocab, 70), attention_of(name)
+    path, ids, attention = tiny(ALL_SHAPES[name], fmt), ids_of(ALL_SHAPES[name].vocab, 70), attention_of(name)
     alone = outcome(path, ids, attention, threads=1)
     few = outcome(path, ids[:20], attention, threads=1)
     for threads in (2, 4):
@@ -71,7 +77,7 @@ def test_every_number_of_threads_gives_the_same_bits(tiny: Tiny, name: str, fmt:
 def test_every_instruction_set_gives_the_same_bits(
     tiny: Tiny, name: str, fmt: str, ablate: tuple[str, ...]
 ) -> None:
-    path, ids, attention = tiny(name, fmt), ids_of(SHAPES[name].vocab, 70), attention_of(name)
+    path, ids, attention = tiny(ALL_SHAPES[name], fmt), ids_of(ALL_SHAPES[name].vocab, 70), attention_of(name)
     plain = {
         chunk: outcome(path, ids, attention, chunk=chunk, ablate=(*ablate, *INSTRUCTION_SETS["generic"]))
         for chunk in (64, 3)
@@ -129,17 +135,17 @@ def test_any_number_of_query_heads_to_a_kv_head_gives_the_same_bits_in_any_chunk
 
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_sequences_decoded_together_get_the_bits_they_get_alone(tiny: Tiny, name: str, fmt: str) -> None:
-    path, attention = tiny(name, fmt), attention_of(name)
+    path, attention = tiny(ALL_SHAPES[name], fmt), attention_of(name)
     model = model_of(path, kv_dtype="bfloat16")
     prompts = [
-        ids_of(SHAPES[name].vocab, length, seed=length) for length in (1, 3, 40, 63, 64, 65, 7, 20, 90, 2)
+        ids_of(ALL_SHAPES[name].vocab, length, seed=length) for length in (1, 3, 40, 63, 64, 65, 7, 20, 90, 2)
     ]
     alone, together = [], []
     for prompt in prompts:
         for group in (alone, together):
             group.append(model.new_sequence())
             model.forward(group[-1], prompt)
-    tokens = ids_of(SHAPES[name].vocab, 3 * len(prompts), seed=9).reshape(3, -1)
+    tokens = ids_of(ALL_SHAPES[name].vocab, 3 * len(prompts), seed=9).reshape(3, -1)
     for step in range(3):
         expected = [feed(model, s, tokens[step, i : i + 1])[0] for i, s in enumerate(alone)]
         np.testing.assert_array_equal(model.forward_each(together, tokens[step]), np.stack(expected))

@@ -14,28 +14,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_support import Ids, Tiny, assert_agrees, exact_model, feed, ids_of, result_of, run
+from native_support import ALL_SHAPES, Ids, Tiny, assert_agrees, exact_model, feed, ids_of, result_of, run
 from oracles.mlx_oracle import MlxOracle
 from oracles.result import Result
 from oracles.shapes import SHAPES, Shape
 
 ReferenceOf = Callable[[Path, Ids], Result]
 
-# Beyond the oracles' own shapes: more query heads per KV head than one pass takes, states cut into strips of
-# 64 and 16 columns (80, 48), widths that are no multiple of 64, routed and shared experts of unequal width.
-SPECIAL_SHAPES = {
-    "kv_ratio12": replace(SHAPES["dense"], heads=12, kv_heads=1),
-    "gdn_dim80": replace(SHAPES["dense"], gdn_dim=80),
-    "gdn_dim48": replace(SHAPES["dense"], gdn_dim=48),
-    "narrow": replace(SHAPES["dense"], hidden=96, dense_width=160, head_dim=48, vocab=290),
-    "conv2": replace(SHAPES["dense"], conv=2),
-    "unequal_experts": replace(SHAPES["moe"], layers=4, moe_width=64, shared_width=192),
-    "one_expert": replace(SHAPES["moe"], layers=4, experts=1, top_k=1),
-}
 FORMATS = [
     *(f"mlx-{bits}bit-g{group}" for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)),
     *("mlx-mxfp4", "mlx-mxfp8", "mlx-nvfp4", "mlx-mixed", "mlx", "hf"),
 ]
+FORMAT_OF = {
+    "narrow": "mlx-4bit-g32",
+    "thin": "mlx-5bit-g32",
+    "ragged": "mlx",
+}  # widths that 64 doesn't divide
 LAYOUTS: list[tuple[str, str, dict[str, Any]]] = [
     ("moe", "hf", {"dtype": "bfloat16", "mtp": True, "visual": True, "shards": 3}),
     ("dense", "hf", {"dtype": "bfloat16"}),
@@ -57,10 +51,10 @@ def attention_of(shape: Shape) -> list[bool]:
     return [shape.is_attention(layer) for layer in range(shape.layers)]
 
 
-@pytest.mark.parametrize("name", [*SHAPES, *SPECIAL_SHAPES])
+@pytest.mark.parametrize("name", ALL_SHAPES)
 def test_every_shape_agrees_with_the_reference(tiny: Tiny, reference: ReferenceOf, name: str) -> None:
-    shape = SHAPES.get(name) or SPECIAL_SHAPES[name]
-    path, ids = tiny(shape, "mlx-4bit-g32" if name == "narrow" else "mlx-4bit-g64"), ids_of(shape.vocab, 40)
+    shape = ALL_SHAPES[name]
+    path, ids = tiny(shape, FORMAT_OF.get(name, "mlx-4bit-g64")), ids_of(shape.vocab, 40)
     assert_agrees(run(exact_model(path), ids, attention_of(shape)), reference(path, ids))
 
 
