@@ -111,7 +111,7 @@ def test_a_missing_peer_is_said(
     synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(llama_cpp.BINARIES, str(tmp_path))
-    monkeypatch.setattr(run.mlx_lm.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     arguments = ["run", str(synthetic), "--contexts", "8", "--decode", "2", "--rounds", "1", "--no-limits"]
     assert main([*arguments, "--peers", "llama.cpp,mlx-lm"]) == 0
     output = capsys.readouterr().out

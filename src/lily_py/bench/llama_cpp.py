@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lily_py.bench.gguf_export import export_gguf
-from lily_py.bench.process import Finished, run_process
+from lily_py.bench.process import Finished, run_process, run_worker
 from lily_py.bench.workload import Measured, Workload
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import InvalidArgumentError
@@ -83,10 +84,13 @@ def find_program(name: str) -> Path | None:
 
 def missing_reason() -> str | None:
     """Say why llama.cpp can't be measured here, or None if it can."""
-    if find_program("llama-bench"):
+    if find_program("llama-bench") or importlib.util.find_spec("llama_cpp"):
         return None
     where = f"in the folder that {BINARIES} names" if os.environ.get(BINARIES) else "on the PATH"
-    return f"no llama-bench {where}; set {BINARIES} to the folder of llama.cpp's programs"
+    return (
+        f"no llama-bench {where} and no package llama_cpp; set {BINARIES} to the folder of llama.cpp's "
+        "programs, or pip install llama-cpp-python"
+    )
 
 
 def gguf_path(checkpoint: str, file_type: str, folder: Path | None = None) -> Path:
@@ -130,7 +134,7 @@ def ensure_gguf(checkpoint: str, file_type: str, *, folder: Path | None = None, 
 def run_setting(
     setting: Setting, workload: Workload, *, gguf_folder: Path | None = None, priority: bool = False
 ) -> tuple[Measured, list[Finished]]:
-    """Measure one setting: processes for the prompts, and one for decoding after each of them.
+    """Measure one setting with `llama-bench`, or with llama-cpp-python where there is none.
 
     `llama-bench` warms up with a run of the same shape, computes the logits of a prompt's last token only,
     and draws its token ids at random.
@@ -139,29 +143,33 @@ def run_setting(
         ArmError: it failed.
     """
     file = ensure_gguf(workload.checkpoint, setting.file_type, folder=gguf_folder, threads=workload.threads)
+    if find_program("llama-bench") is None:
+        request = {"file": str(file), "workload": asdict(workload), "setting": asdict(setting)}
+        values, ended = run_worker("lily_py.bench.llama_worker", request, priority=priority)
+        return Measured.from_json(values), [ended]
     measured = Measured(facts={"file_bytes": file.stat().st_size})
     finished: list[Finished] = []
 
-    def bench(contexts: Sequence[int], *arguments: str) -> list[dict[str, Any]]:
-        if not contexts:
-            return []
-        texts = [argument.format(contexts=",".join(map(str, contexts))) for argument in arguments]
-        command = _bench_command(setting, file, workload.threads)
-        finished.append(run_process([*command, *texts], priority=priority))
+    def bench(*arguments: str) -> list[dict[str, Any]]:
+        command = [*_bench_command(setting, file, workload.threads), *arguments]
+        finished.append(run_process(command, priority=priority))
         tests: list[dict[str, Any]] = json.loads(finished[-1].output)
         measured.facts["build"] = tests[0].get("build_commit", "unknown")
         return tests
 
-    short = [context for context in workload.contexts if context <= _WARMED_UP]
-    long = [context for context in workload.contexts if context > _WARMED_UP]
-    for test in bench(short, "-p", "{contexts}", "-n", "0") + bench(
-        long, "-p", "{contexts}", "-n", "0", "--no-warmup"
-    ):
-        measured.prefill[int(test["n_prompt"])] = float(test["avg_ts"])
+    warmed = [context for context in workload.contexts if context <= _WARMED_UP]
+    tests = bench("-p", _joined(warmed), "-n", "0") if warmed else []
+    if long := [context for context in workload.contexts if context > _WARMED_UP]:
+        tests += bench("-p", _joined(long), "-n", "0", "--no-warmup")
+    measured.prefill = {int(test["n_prompt"]): float(test["avg_ts"]) for test in tests}
     if workload.decode:
-        for test in bench(workload.contexts, "-p", "0", "-n", str(workload.decode), "-d", "{contexts}"):
-            measured.decode[int(test["n_depth"])] = float(test["avg_ts"])
+        tests = bench("-p", "0", "-n", str(workload.decode), "-d", _joined(workload.contexts))
+        measured.decode = {int(test["n_depth"]): float(test["avg_ts"]) for test in tests}
     return measured, finished
+
+
+def _joined(contexts: Sequence[int]) -> str:
+    return ",".join(map(str, contexts))
 
 
 def start_command(setting: Setting, checkpoint: str, prompt: int, threads: int) -> list[str]:
@@ -173,7 +181,7 @@ def start_command(setting: Setting, checkpoint: str, prompt: int, threads: int) 
 def _bench_command(setting: Setting, file: Path, threads: int) -> list[str]:
     program = find_program("llama-bench")
     if program is None:
-        raise InvalidArgumentError(missing_reason() or "no llama-bench")
+        raise InvalidArgumentError(f"llama-bench isn't there; set {BINARIES} to its folder")
     return [
         str(program), "-m", str(file), "-o", "json", "-r", "1", "-t", str(threads),
         "--repack", f"{setting.repack:d}", "-fa", "on" if setting.flash_attention else "off",

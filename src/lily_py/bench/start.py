@@ -73,8 +73,8 @@ def measure_start(
     request = {"checkpoint": checkpoint_path, "prompt": prompt, "threads": threads}
     steps: dict[str, list[float]] = {}
     peers: dict[str, list[float]] = {}
-    if llama_settings and (reason := llama_cpp.missing_reason()):
-        result.notes.append(f"llama.cpp: not measured: {reason}")
+    if llama_settings and llama_cpp.find_program("llama-bench") is None:
+        result.notes.append("llama.cpp: not measured: no llama-bench")
         say(result.notes[-1])
         llama_settings = ()
     for _ in range(rounds):
