@@ -130,7 +130,8 @@ def test_half_and_bfloat_round_after_each_operation(sim: Simulator) -> None:
     source = """
     #include <metal_stdlib>
     using namespace metal;
-    kernel void k(device half* h [[buffer(0)]], device bfloat* b [[buffer(1)]], device float* f [[buffer(2)]]) {
+    kernel void k(device half* h [[buffer(0)]], device bfloat* b [[buffer(1)]],
+                  device float* f [[buffer(2)]]) {
       h[1] = (h[0] + 1.0h) - h[0];
       b[1] = bfloat(f[0]);
       f[1] = f[0] * 0.1;

@@ -15,6 +15,8 @@ from metalsim.msl.reflection import reflect
 from metalsim.simulator import Simulator
 from metalsim_helpers import KERNELS
 
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n\n"
+
 
 def test_attention_kernel(compiler: Path) -> None:
     described = reflect(frontend.load(KERNELS / "attn.metal"))
@@ -69,16 +71,12 @@ def test_attribute_brackets_are_told_from_subscripts() -> None:
 
 def test_compile_errors_have_the_line_of_the_source(compiler: Path, tmp_path: Path) -> None:
     source = tmp_path / "broken.metal"
-    source.write_text(
-        "#include <metal_stdlib>\nusing namespace metal;\n\nkernel void k(device int* a) { a[0] = 1; }\n"
-    )
+    source.write_text(HEAD + "kernel void k(device int* a) { a[0] = 1; }\n")
     with pytest.raises(
         SourceError, match=r"broken\.metal:4: error: kernel k: parameter 'device int\* a' has no"
     ):
         build.compile_kernels(source)
-    source.write_text(
-        "#include <metal_stdlib>\nusing namespace metal;\n\nkernel void k(device int* a [[buffer(0)]]) { a[0] = b; }\n"
-    )
+    source.write_text(HEAD + "kernel void k(device int* a [[buffer(0)]]) { a[0] = b; }\n")
     with pytest.raises(
         build.BuildError, match=r"broken\.metal:4:\d+: error: use of undeclared identifier 'b'"
     ):
@@ -87,7 +85,7 @@ def test_compile_errors_have_the_line_of_the_source(compiler: Path, tmp_path: Pa
 
 def test_compiled_kernels_are_cached_by_content(compiler: Path, tmp_path: Path) -> None:
     source = tmp_path / "cached.metal"
-    text = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device int* a [[buffer(0)]]) { a[0] = 1; }\n"
+    text = HEAD + "kernel void k(device int* a [[buffer(0)]]) { a[0] = 1; }\n"
     source.write_text(text)
     first = build.compile_kernels(source)
     written = first.stat().st_mtime_ns

@@ -99,7 +99,8 @@ def build_library() -> Path:
         "-Wno-unused-parameter",
         "-I", str(paths.HOME / "include"), "-I", str(paths.RUNTIME), "-I", str(paths.SHIM / "exec"),
         "-I", str(paths.LINUX_STUBS),
-        f'-DMETALSIM_TOOLS_DIRECTORY="{paths.HOME.parent}"', f'-DMETALSIM_PYTHON_EXECUTABLE="{sys.executable}"',
+        f'-DMETALSIM_TOOLS_DIRECTORY="{paths.HOME.parent}"',
+        f'-DMETALSIM_PYTHON_EXECUTABLE="{sys.executable}"',
     ]  # fmt: skip
     common = _hash_files(headers, ZIG_VERSION, *flags)
     wanted = _hash_files(sources, common)

@@ -86,7 +86,7 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One dispatch of the log: geometry, stage, and bytes (distinct read and written, all loaded and stored)."""
+    """One dispatch of the log: geometry, stage, distinct bytes read and written, bytes of all accesses."""
 
     kernel: str
     groups: tuple[int, int, int]
@@ -104,7 +104,7 @@ class KernelError(RuntimeError):
 
 def _size(size: Size) -> Any:
     values = (size,) if isinstance(size, int) else tuple(size)
-    return _U32x3(*(values + (1, 1, 1))[:3])
+    return _U32x3(*(*values, 1, 1, 1)[:3])
 
 
 class Buffer:

@@ -4,7 +4,9 @@
 #include <functional>
 #include <string>
 
-inline void check(bool good, const std::string& what) { printf("%s %s\n", good ? "ok" : "FAIL", what.c_str()); }
+inline void check(bool good, const std::string& what) {
+    printf("%s %s\n", good ? "ok" : "FAIL", what.c_str());
+}
 
 // The error text of a call that must throw, "" if it did not.
 inline std::string error_of(const std::function<void()>& call) {
@@ -16,4 +18,6 @@ inline std::string error_of(const std::function<void()>& call) {
     return "";
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}

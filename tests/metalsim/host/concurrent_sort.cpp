@@ -16,8 +16,8 @@ struct Parameters {
 struct Sort {
     gpu::Gpu& gpu;
     Parameters p{1000, 50};
-    gpu::Owned<MTL::Buffer> keys = gpu.buffer(p.n * 4), counts = gpu.buffer(p.bins * 4), offsets = gpu.buffer(p.bins * 4),
-                            order = gpu.buffer(p.n * 4);
+    gpu::Owned<MTL::Buffer> keys = gpu.buffer(p.n * 4), counts = gpu.buffer(p.bins * 4),
+                            offsets = gpu.buffer(p.bins * 4), order = gpu.buffer(p.n * 4);
     gpu::Owned<MTL::ComputePipelineState> hist = gpu.pipeline("hist"), scan = gpu.pipeline("scan"),
                                           scatter = gpu.pipeline("scatter");
     double seconds = 0;
@@ -49,7 +49,8 @@ struct Sort {
         bind(scatter.get(), {keys.get(), offsets.get(), order.get()});
         e->dispatchThreads(MTL::Size(p.n, 1, 1), MTL::Size(256, 1, 1));
         e->endEncoding();
-        c->addCompletedHandler([this](MTL::CommandBuffer* done) { seconds = done->GPUEndTime() - done->GPUStartTime(); });
+        c->addCompletedHandler(
+            [this](MTL::CommandBuffer* done) { seconds = done->GPUEndTime() - done->GPUStartTime(); });
         gpu::finish(c);
     }
 
@@ -75,16 +76,20 @@ int main(int, char** argv) {
         check(sort.seconds > 0, "the completion handler sees GPU times");
         metalsim_counters counted;
         metalsim_counters_get(&counted);
-        check(counted.dispatches == 3 && counted.barriers == 2 && counted.stages == 3, "counts dispatches, barriers, stages");
+        check(counted.dispatches == 3 && counted.barriers == 2 && counted.stages == 3,
+              "counts dispatches, barriers, stages");
         sort.run(Sort::Barrier::resources);
         check(sort.sorted() && metalsim_diagnostic_count() == 0, "a barrier on the resource is enough");
         std::string error = error_of([&] { sort.run(Sort::Barrier::none); });
-        check(contains(error, "dispatch-hazard"), "a missing barrier is the command buffer's error: " + error);
+        check(contains(error, "dispatch-hazard"),
+              "a missing barrier is the command buffer's error: " + error);
         metalsim_diagnostics_clear();
         sort.run(Sort::Barrier::scope);
         check(sort.sorted(), "the device stays usable");
         error = error_of([&] {
-            gpu.load("#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* a [[buffer(0)]]) { a[0] = nope; }");
+            gpu.load(
+                "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* a "
+                "[[buffer(0)]]) { a[0] = nope; }");
         });
         check(contains(error, "program_source:3:") && contains(error, "undeclared identifier 'nope'"),
               "a compile error has the line: " + error.substr(0, error.find('\n')));

@@ -56,7 +56,8 @@ int main() {
     memset(data->contents(), 0, 16);
     long code = 0;
     metalsim_fault("command_buffer", 1, 8, 1);
-    check(contains(run(gpu, data, &code), "injected") && code == 8, "a command buffer ends with the given code");
+    check(contains(run(gpu, data, &code), "injected") && code == 8,
+          "a command buffer ends with the given code");
     check(gpu::contents<float>(data)[0] == 0, "a failed command buffer leaves its outputs stale");
     metalsim_fault("timeout", 1, 1, 1);
     check(!run(gpu, data, &code).empty() && code == 2, "a command buffer times out");
@@ -68,13 +69,15 @@ int main() {
     check(metalsim_fault("unknown", 1, 1, 1) == 0, "an unknown kind is refused");
 
     metalsim_set_max_threads("set", 256);
-    check(gpu.pipeline("set")->maxTotalThreadsPerThreadgroup() == 256, "the pipeline's limit is configurable");
+    check(gpu.pipeline("set")->maxTotalThreadsPerThreadgroup() == 256,
+          "the pipeline's limit is configurable");
     auto descriptor = NS::TransferPtr(MTL::ComputePipelineDescriptor::alloc()->init());
     auto function = NS::TransferPtr(gpu.library->newFunction(gpu::text("set")));
     descriptor->setComputeFunction(function.get());
     descriptor->setMaxTotalThreadsPerThreadgroup(64);
     NS::Error* error = nullptr;
-    auto pipeline = NS::TransferPtr(gpu.device->newComputePipelineState(descriptor.get(), MTL::PipelineOptionNone, nullptr, &error));
+    auto pipeline = NS::TransferPtr(
+        gpu.device->newComputePipelineState(descriptor.get(), MTL::PipelineOptionNone, nullptr, &error));
     check(pipeline->maxTotalThreadsPerThreadgroup() == 64, "a descriptor lowers it further");
     check(pipeline->threadExecutionWidth() == 32, "simdgroups have 32 lanes");
 }

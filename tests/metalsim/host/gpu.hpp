@@ -13,8 +13,12 @@ namespace gpu {
 template <class T>
 using Owned = NS::SharedPtr<T>;
 
-inline NS::String* text(const std::string& s) { return NS::String::string(s.c_str(), NS::UTF8StringEncoding); }
-inline std::string reason(NS::Error* e) { return e ? e->localizedDescription()->utf8String() : "no reason given"; }
+inline NS::String* text(const std::string& s) {
+    return NS::String::string(s.c_str(), NS::UTF8StringEncoding);
+}
+inline std::string reason(NS::Error* e) {
+    return e ? e->localizedDescription()->utf8String() : "no reason given";
+}
 
 class Pool {
   public:

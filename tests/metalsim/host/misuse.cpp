@@ -41,14 +41,16 @@ const std::map<std::string, std::function<void(MTL::Device*)>> cases = {
          static char bytes[5000];
          encoder(d)->setBytes(bytes, sizeof bytes, 0);
      }},
-    {"no-pipeline", [](MTL::Device* d) { encoder(d)->dispatchThreads(MTL::Size(1, 1, 1), MTL::Size(1, 1, 1)); }},
+    {"no-pipeline",
+     [](MTL::Device* d) { encoder(d)->dispatchThreads(MTL::Size(1, 1, 1), MTL::Size(1, 1, 1)); }},
     {"two-encoders",
      [](MTL::Device* d) {
          auto* c = d->newCommandQueue()->commandBuffer();
          c->computeCommandEncoder();
          c->computeCommandEncoder();
      }},
-    {"wait-before-commit", [](MTL::Device* d) { d->newCommandQueue()->commandBuffer()->waitUntilCompleted(); }},
+    {"wait-before-commit",
+     [](MTL::Device* d) { d->newCommandQueue()->commandBuffer()->waitUntilCompleted(); }},
     {"late-handler",
      [](MTL::Device* d) {
          auto* c = d->newCommandQueue()->commandBuffer();

@@ -113,7 +113,9 @@ void shared_events(Test& t) {
     std::atomic<int> notified{0};
     auto listener = NS::TransferPtr(MTL::SharedEventListener::alloc()->init());
     auto* seen = &notified;
-    event->notifyListener(listener.get(), 1, ^(MTL::SharedEvent*, uint64_t value) { *seen = int(value); });
+    event->notifyListener(listener.get(), 1, ^(MTL::SharedEvent*, uint64_t value) {
+      *seen = int(value);
+    });
     c->commit();
     check(event->waitUntilSignaledValue(1, 5000) && t.holds(1), "the host waits for a shared event");
     for (int i = 0; i < 500 && notified == 0; i++) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -145,7 +147,8 @@ void handlers(Test& t) {
     c->addCompletedHandler([&](MTL::CommandBuffer*) { calls.push_back("second"); });
     t.encode(c);
     gpu::finish(c);
-    check(calls == std::vector<std::string>{"scheduled", "completed", "second"}, "handlers are called in order before the wait ends");
+    check(calls == std::vector<std::string>{"scheduled", "completed", "second"},
+          "handlers are called in order before the wait ends");
 
     // Enqueued order holds whatever the order of commits.
     auto *a = t.gpu.queue->commandBuffer(), *b = t.gpu.queue->commandBuffer();
@@ -167,14 +170,17 @@ void memory(Test& t) {
     t.use(MTL::ResourceHazardTrackingModeDefault);
     void* pages = aligned_alloc(16384, 16384);
     memset(pages, 0, 16384);
-    t.data = NS::TransferPtr(t.gpu.device->newBuffer(pages, 16384, MTL::ResourceStorageModeShared, ^(void*, NS::UInteger) {
-      freed = true;
-    }));
+    t.data = NS::TransferPtr(
+        t.gpu.device->newBuffer(pages, 16384, MTL::ResourceStorageModeShared, ^(void*, NS::UInteger) {
+          freed = true;
+        }));
     auto* c = t.gpu.queue->commandBuffer();
     t.encode(c);
     gpu::finish(c);
     check(static_cast<float*>(pages)[63] == 1.0f, "kernels write memory of the host without a copy");
-    check(!t.gpu.device->newBuffer(static_cast<char*>(pages) + 16, 16384, MTL::ResourceStorageModeShared, nullptr), "memory that is not on a page is refused");
+    check(!t.gpu.device->newBuffer(static_cast<char*>(pages) + 16, 16384, MTL::ResourceStorageModeShared,
+                                   nullptr),
+          "memory that is not on a page is refused");
     c = nullptr;
     t.data.reset();
 
@@ -188,7 +194,8 @@ void memory(Test& t) {
     e->fillBuffer(blit_target.get(), NS::Range(128, 128), 0x11);
     e->endEncoding();
     gpu::finish(d);
-    check(gpu::contents<float>(blit_target)[31] == 1.0f && gpu::contents<uint8_t>(blit_target)[255] == 0x11, "blits copy and fill");
+    check(gpu::contents<float>(blit_target)[31] == 1.0f && gpu::contents<uint8_t>(blit_target)[255] == 0x11,
+          "blits copy and fill");
 
     auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
     NS::Error* error = nullptr;
@@ -198,13 +205,15 @@ void memory(Test& t) {
     set->commit();
     set->requestResidency();
     t.gpu.queue->addResidencySet(set.get());
-    check(set->allocatedSize() == 256 && set->containsAllocation(t.data.get()), "a residency set holds its allocations");
+    check(set->allocatedSize() == 256 && set->containsAllocation(t.data.get()),
+          "a residency set holds its allocations");
 
     metalsim_set_working_set(64);
     auto* full = t.gpu.queue->commandBuffer();
     t.encode(full);
     error_of([&] { gpu::finish(full); });
-    check(full->error() && full->error()->code() == 8, "more memory than the working set is the error of the command buffer");
+    check(full->error() && full->error()->code() == 8,
+          "more memory than the working set is the error of the command buffer");
     metalsim_set_working_set(16ull << 30);
 }
 
@@ -222,8 +231,10 @@ int main() {
     memory(t);
     check(freed, "the deallocator is called when the last user lets go");
     t.use(MTL::ResourceHazardTrackingModeDefault);
-    check(t.gpu.device->supportsFamily(MTL::GPUFamilyApple7) && !t.gpu.device->supportsFamily(MTL::GPUFamilyApple9),
+    check(t.gpu.device->supportsFamily(MTL::GPUFamilyApple7) &&
+              !t.gpu.device->supportsFamily(MTL::GPUFamilyApple9),
           "the device has the configured family");
-    check(NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion({15, 0, 0}), "the system has the configured version");
+    check(NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion({15, 0, 0}),
+          "the system has the configured version");
     check(t.gpu.device->maxThreadsPerThreadgroup().width == 1024, "structures are returned");
 }

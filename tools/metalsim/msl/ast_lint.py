@@ -125,9 +125,12 @@ class Lint:
             self._report(
                 "bfloat arithmetic", "arithmetic on bfloat gives float: convert the operands to float"
             )
-        elif kind == "ImplicitCastExpr" and parent not in _CASTS:
-            if node.get("castKind") in ("FloatingCast", "IntegralToFloating"):
-                self._report("bfloat conversion", "no implicit conversion to bfloat: write bfloat(...)")
+        elif (
+            kind == "ImplicitCastExpr"
+            and parent not in _CASTS
+            and node.get("castKind") in ("FloatingCast", "IntegralToFloating")
+        ):
+            self._report("bfloat conversion", "no implicit conversion to bfloat: write bfloat(...)")
 
     def _recursive(self) -> Iterator[str]:
         for start in self.calls:

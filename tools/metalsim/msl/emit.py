@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 
+from .lexer import TokenStream
 from .module import FunctionConstant, Instantiation, KernelFunction, Module, ThreadgroupVariable
 
 
-def identifier(text: str) -> str:
-    """`text` with everything that a C++ identifier can't hold replaced."""
-    return re.sub(r"\W", "_", text)
+def thread_limit(kernel: KernelFunction, item: Instantiation) -> str:
+    """`max_total_threads_per_threadgroup` of one instantiation, as an expression without its parameters."""
+    limit = kernel.max_threads or "1024"
+    if kernel.template_parameters is None or "<" not in item.expression:
+        return limit
+    stream = TokenStream(item.expression)
+    opener = next(i for i in range(len(stream)) if stream.text(i) == "<")
+    ranges = stream.split_commas(opener + 1, stream.closing_angle(opener))
+    values = dict(zip(kernel.template_parameters, (stream.joined(a, b) for a, b in ranges), strict=False))
+    limit = re.sub(
+        r"[A-Za-z_]\w*", lambda m: f"({values[m.group()]})" if m.group() in values else m.group(), limit
+    )
+    # A parameter left to its default: the library's limit holds.
+    return "1024" if any(name in re.findall(r"\w+", limit) for name in kernel.template_parameters) else limit
 
 
 class ExecutionDialect:
@@ -47,7 +59,7 @@ class ExecutionDialect:
                 f"&{item.expression}",
                 *(self._binding(kernel, i) for i in range(len(kernel.parameters))),
             ]
-            limit = kernel.max_threads or "1024"
+            limit = thread_limit(kernel, item)
             lines.append(
                 f"static ::metalsim::KernelRegistration<{', '.join(arguments)}> "
                 f'metalsim_kernel_{number}("{item.host_name}", {limit});'
@@ -99,12 +111,13 @@ class CheckDialect:
         )
 
 
-def execution_source(module: Module, header: str, isolate: bool = True) -> str:
-    """Complete C++ file; `isolate` puts it in a namespace of its own."""
-    body = f"{module.body}\n{ExecutionDialect().tail(module)}\n"
-    if isolate:
-        body = f"namespace msl_{identifier(module.name)} {{\n{body}}}\n"
-    return f'#include "{header}"\n{body}'
+def execution_source(module: Module, header: str) -> str:
+    """Complete C++ file.
+
+    The shim's library is msl::metal: inside namespace msl, `using namespace metal` makes its names and the
+    file's own overload each other, as in Metal, while the C library's are hidden behind them.
+    """
+    return f'#include "{header}"\nnamespace msl {{\n{module.body}\n{ExecutionDialect().tail(module)}\n}}\n'
 
 
 def check_source(module: Module, header: str) -> str:

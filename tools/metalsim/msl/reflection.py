@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .module import KernelFunction, Module, Parameter
+from .emit import thread_limit
+from .module import Instantiation, KernelFunction, Module, Parameter
 
 
 def _argument(parameter: Parameter) -> dict[str, Any]:
@@ -32,14 +33,13 @@ def _is_read_only(parameter: Parameter) -> bool:
     return parameter.address_space == "constant" or "const" in parameter.type.replace("*", " ").split()
 
 
-def _kernel(name: str, expression: str, kernel: KernelFunction) -> dict[str, Any]:
+def _kernel(item: Instantiation, kernel: KernelFunction) -> dict[str, Any]:
+    limit = thread_limit(kernel, item) if kernel.max_threads else None
     return {
-        "name": name,
-        "expression": expression,
+        "name": item.host_name,
+        "expression": item.expression,
         "source": kernel.where,
-        "max_total_threads_per_threadgroup": int(kernel.max_threads)
-        if (kernel.max_threads or "").isdigit()
-        else kernel.max_threads,
+        "max_total_threads_per_threadgroup": int(limit) if limit and limit.isdigit() else limit,
         "arguments": [_argument(parameter) for parameter in kernel.parameters],
         "threadgroup_variables": [
             {"name": v.name, "type": v.type, "dims": v.dims} for v in kernel.threadgroup_variables
@@ -50,7 +50,7 @@ def _kernel(name: str, expression: str, kernel: KernelFunction) -> dict[str, Any
 def reflect(module: Module) -> dict[str, Any]:
     """`{"file", "kernels": [...], "function_constants": [...]}`."""
     kernels = [
-        _kernel(item.host_name, item.expression, module.kernels[item.function])
+        _kernel(item, module.kernels[item.function])
         for item in module.instantiations
         if item.function in module.kernels
     ]

@@ -241,7 +241,7 @@ class Rewriter:
         return end
 
     def _derived_constant(self, i: int, equals: int) -> int | None:
-        """`constant T y = ...x...;` where x is a function constant: its value is not known at compile time."""
+        """`constant T y = ...x...;` where x is a function constant: not known at compile time."""
         stream = self.stream
         end = self._declaration_end(equals, (";",))
         names = {stream.text(j) for j in range(equals, end) if stream.kind(j) == "identifier"}

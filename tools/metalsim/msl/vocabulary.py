@@ -31,9 +31,12 @@ def _used(stream: TokenStream, library: frozenset[str]) -> Iterator[tuple[int, s
             scope = stream.text(stream.significant(before, -1))
             if scope in ("metal", "fast", "precise"):
                 yield i, token.text
-        elif token.text in library and stream.text(before) not in (".", "->"):
-            if stream.text(stream.significant(i)) in ("(", "<"):
-                yield i, token.text
+        elif (
+            token.text in library
+            and stream.text(before) not in (".", "->")
+            and stream.text(stream.significant(i)) in ("(", "<")
+        ):
+            yield i, token.text
 
 
 def unknown_names(text: str, library: frozenset[str]) -> list[str]:

@@ -45,10 +45,12 @@ void declare_strings() {
     const char* S = "NSString";
     declare_class<String>(S);
     class_method(S, "string", [](objc_class*, SEL) { return autoreleased(new_string("")); });
-    class_method(S, "stringWithCString:encoding:",
-                 [](objc_class*, SEL, const char* c, unsigned long) { return autoreleased(new_string(c)); });
-    class_method(S, "stringWithString:",
-                 [](objc_class*, SEL, Object* s) { return autoreleased(new_string(text_of(s))); });
+    class_method(S, "stringWithCString:encoding:", [](objc_class*, SEL, const char* c, unsigned long) {
+        return autoreleased(new_string(c));
+    });
+    class_method(S, "stringWithString:", [](objc_class*, SEL, Object* s) {
+        return autoreleased(new_string(text_of(s)));
+    });
     method(S, "initWithString:", [](String* s, SEL, Object* other) {
         s->text = text_of(other);
         return s;
@@ -66,20 +68,23 @@ void declare_strings() {
     method(S, "UTF8String", [](String* s, SEL) { return s->text.c_str(); });
     method(S, "cStringUsingEncoding:", [](String* s, SEL, unsigned long) { return s->text.c_str(); });
     method(S, "length", [](String* s, SEL) { return static_cast<unsigned long>(s->text.size()); });
-    method(S, "lengthOfBytesUsingEncoding:",
-           [](String* s, SEL, unsigned long) { return static_cast<unsigned long>(s->text.size()); });
+    method(S, "lengthOfBytesUsingEncoding:", [](String* s, SEL, unsigned long) {
+        return static_cast<unsigned long>(s->text.size());
+    });
     method(S, "isEqualToString:", [](String* s, SEL, Object* other) { return s->text == text_of(other); });
     method(S, "description", [](String* s, SEL) { return s; });
-    method(S, "stringByAppendingString:",
-           [](String* s, SEL, Object* other) { return autoreleased(new_string(s->text + text_of(other))); });
+    method(S, "stringByAppendingString:", [](String* s, SEL, Object* other) {
+        return autoreleased(new_string(s->text + text_of(other)));
+    });
 }
 
 void declare_containers() {
     const char* A = "NSArray";
     declare_class<Array>(A);
     class_method(A, "array", [](objc_class*, SEL) { return autoreleased(new_array({})); });
-    class_method(A, "arrayWithObject:",
-                 [](objc_class*, SEL, Object* o) { return autoreleased(new_array({retain(o)})); });
+    class_method(A, "arrayWithObject:", [](objc_class*, SEL, Object* o) {
+        return autoreleased(new_array({retain(o)}));
+    });
     class_method(A, "arrayWithObjects:count:", [](objc_class*, SEL, Object* const* items, unsigned long n) {
         std::vector<Object*> list(items, items + n);
         for (Object* o : list) retain(o);
@@ -93,7 +98,8 @@ void declare_containers() {
 
     const char* D = "NSDictionary";
     declare_class<Dictionary>(D);
-    class_method(D, "dictionary", [](objc_class*, SEL) { return autoreleased(make<Dictionary>("NSDictionary")); });
+    class_method(D, "dictionary",
+                 [](objc_class*, SEL) { return autoreleased(make<Dictionary>("NSDictionary")); });
     class_method(D, "dictionaryWithObject:forKey:", [](objc_class*, SEL, Object* value, Object* key) {
         auto* d = make<Dictionary>("NSDictionary");
         d->entries[key_of(key)] = retain(value);
@@ -142,9 +148,8 @@ void declare_foundation() {
         static Object* instance = make<Object>("NSProcessInfo");
         return instance;
     });
-    method(P, "operatingSystemVersion", [](Object*, SEL) {
-        return Version{config().macos_major, config().macos_minor, 0};
-    });
+    method(P, "operatingSystemVersion",
+           [](Object*, SEL) { return Version{config().macos_major, config().macos_minor, 0}; });
     method(P, "isOperatingSystemAtLeastVersion:", [](Object*, SEL, Version v) {
         long major = config().macos_major, minor = config().macos_minor;
         return major > v.major || (major == v.major && minor >= v.minor);

@@ -20,8 +20,11 @@ PassSet host_passes;
 CommandBuffer* new_command_buffer(Queue* q, bool retains) {
     {
         std::unique_lock lock(q->mutex);
-        bool room = q->changed.wait_for(lock, std::chrono::seconds(30), [&] { return q->in_flight < q->limit; });
-        if (!room) misuse("commandBuffer: " + std::to_string(q->limit) + " command buffers of the queue are in flight and none completes");
+        bool room =
+            q->changed.wait_for(lock, std::chrono::seconds(30), [&] { return q->in_flight < q->limit; });
+        if (!room)
+            misuse("commandBuffer: " + std::to_string(q->limit) +
+                   " command buffers of the queue are in flight and none completes");
         q->in_flight++;
     }
     auto* c = make<CommandBuffer>("MTLCommandBuffer");
@@ -91,7 +94,8 @@ void Queue::run() {
         CommandBuffer* c = nullptr;
         {
             std::unique_lock lock(mutex);
-            changed.wait(lock, [&] { return quit || (!order.empty() && order.front()->status >= committed); });
+            changed.wait(lock,
+                         [&] { return quit || (!order.empty() && order.front()->status >= committed); });
             if (order.empty() || order.front()->status < committed) return;
             c = order.front();
             order.pop_front();
@@ -180,25 +184,31 @@ void declare_command() {
     };
     static auto make_queue = new_queue;
     method(D, "newCommandQueue", [](Device*, SEL) { return make_queue(64); });
-    method(D, "newCommandQueueWithMaxCommandBufferCount:", [](Device*, SEL, unsigned long n) { return make_queue(n); });
+    method(D, "newCommandQueueWithMaxCommandBufferCount:", [](Device*, SEL, unsigned long n) {
+        return make_queue(n);
+    });
 
     const char* Q = "MTLCommandQueue";
     declare_class<Queue>(Q);
     method(Q, "commandBuffer", [](Queue* q, SEL) { return new_command_buffer(q, true); });
-    method(Q, "commandBufferWithUnretainedReferences", [](Queue* q, SEL) { return new_command_buffer(q, false); });
-    method(Q, "commandBufferWithDescriptor:",
-           [](Queue* q, SEL, Object* d) { return new_command_buffer(q, d->label != "unretained"); });
+    method(Q, "commandBufferWithUnretainedReferences",
+           [](Queue* q, SEL) { return new_command_buffer(q, false); });
+    method(Q, "commandBufferWithDescriptor:", [](Queue* q, SEL, Object* d) {
+        return new_command_buffer(q, d->label != "unretained");
+    });
     method(Q, "label", [](Queue* q, SEL) { return autoreleased(new_string(q->label)); });
     method(Q, "setLabel:", [](Queue* q, SEL, Object* label) { q->label = text_of(label); });
     method(Q, "device", [](Queue*, SEL) { return system_device(); });
-    for (const char* s : {"addResidencySet:", "removeResidencySet:"}) method(Q, s, [](Queue*, SEL, Object*) {});
+    for (const char* s : {"addResidencySet:", "removeResidencySet:"})
+        method(Q, s, [](Queue*, SEL, Object*) {});
     for (const char* s : {"addResidencySets:count:", "removeResidencySets:count:"})
         method(Q, s, [](Queue*, SEL, Object* const*, unsigned long) {});
 
     declare_class<Object>("MTLCommandBufferDescriptor");
     method("MTLCommandBufferDescriptor", "setErrorOptions:", [](Object*, SEL, unsigned long) {});
-    method("MTLCommandBufferDescriptor", "setRetainedReferences:",
-           [](Object* d, SEL, bool retains) { d->label = retains ? "" : "unretained"; });
+    method("MTLCommandBufferDescriptor", "setRetainedReferences:", [](Object* d, SEL, bool retains) {
+        d->label = retains ? "" : "unretained";
+    });
 
     const char* C = "MTLCommandBuffer";
     declare_class<CommandBuffer>(C);
@@ -246,8 +256,8 @@ void declare_command() {
         c->keep(e);
         c->steps.push_back([=] {
             if (e->wait(value, config().wait_timeout, c->before)) return CommandBuffer::Failure{};
-            return CommandBuffer::Failure{timeout_error, "the GPU timed out waiting for value " + std::to_string(value) +
-                                                             " of an event"};
+            return CommandBuffer::Failure{timeout_error, "the GPU timed out waiting for value " +
+                                                             std::to_string(value) + " of an event"};
         });
     });
 }

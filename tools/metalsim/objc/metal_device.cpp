@@ -18,7 +18,8 @@ double now() {
 }
 
 Uint3 to_uint3(Size s, const char* what) {
-    if (s.width > UINT32_MAX || s.height > UINT32_MAX || s.depth > UINT32_MAX) misuse(std::string(what) + " is too large");
+    if (s.width > UINT32_MAX || s.height > UINT32_MAX || s.depth > UINT32_MAX)
+        misuse(std::string(what) + " is too large");
     return {uint32_t(s.width), uint32_t(s.height), uint32_t(s.depth)};
 }
 
@@ -101,8 +102,9 @@ void declare_device() {
         return static_cast<unsigned long>(arena::allocated_bytes());
     });
 
-    method(D, "newBufferWithLength:options:",
-           [](Device*, SEL, unsigned long n, unsigned long options) { return new_buffer(n, options); });
+    method(D, "newBufferWithLength:options:", [](Device*, SEL, unsigned long n, unsigned long options) {
+        return new_buffer(n, options);
+    });
     method(D, "newBufferWithBytes:length:options:",
            [](Device*, SEL, const void* bytes, unsigned long n, unsigned long options) {
                MetalBuffer* b = new_buffer(n, options);
@@ -110,13 +112,16 @@ void declare_device() {
                return b;
            });
     method(D, "newBufferWithBytesNoCopy:length:options:deallocator:",
-           [](Device*, SEL, void* bytes, unsigned long n, unsigned long options, const void* block) -> MetalBuffer* {
+           [](Device*, SEL, void* bytes, unsigned long n, unsigned long options,
+              const void* block) -> MetalBuffer* {
                bool aligned = reinterpret_cast<uintptr_t>(bytes) % vm_page == 0 && n % vm_page == 0 && n > 0;
                if (!aligned || faults::strike("buffer") || n > config().max_buffer) return nullptr;
                Lock lock(device_mutex());
                MetalBuffer* b = wrap(arena::adopt(bytes, n, arena_options(options)), options);
                if (b && block)
-                   b->deallocate = [closure = Closure<void*, unsigned long>(block), bytes, n] { closure(bytes, n); };
+                   b->deallocate = [closure = Closure<void*, unsigned long>(block), bytes, n] {
+                       closure(bytes, n);
+                   };
                return b;
            });
 
@@ -158,8 +163,16 @@ EXPORT void* MTLCopyAllDevices() {
 }
 EXPORT void* MTLCopyAllDevicesWithObserver(void*, void*) { return MTLCopyAllDevices(); }
 EXPORT void MTLRemoveDeviceObserver(void*) {}
-EXPORT void MTLIOCompressionContextAppendData() { metalsim::objc::misuse("MTLIO is not implemented by the simulator"); }
-EXPORT void MTLIOCreateCompressionContext() { metalsim::objc::misuse("MTLIO is not implemented by the simulator"); }
-EXPORT void MTLIOFlushAndDestroyCompressionContext() { metalsim::objc::misuse("MTLIO is not implemented by the simulator"); }
-EXPORT void MTLIOCompressionContextDefaultChunkSize() { metalsim::objc::misuse("MTLIO is not implemented by the simulator"); }
+EXPORT void MTLIOCompressionContextAppendData() {
+    metalsim::objc::misuse("MTLIO is not implemented by the simulator");
+}
+EXPORT void MTLIOCreateCompressionContext() {
+    metalsim::objc::misuse("MTLIO is not implemented by the simulator");
+}
+EXPORT void MTLIOFlushAndDestroyCompressionContext() {
+    metalsim::objc::misuse("MTLIO is not implemented by the simulator");
+}
+EXPORT void MTLIOCompressionContextDefaultChunkSize() {
+    metalsim::objc::misuse("MTLIO is not implemented by the simulator");
+}
 }

@@ -20,7 +20,8 @@ void set_buffer(CommandEncoder* e, MetalBuffer* b, unsigned long offset, unsigne
         e->commands.push_back([=](Encoder& x) { x.set_buffer(nullptr, 0, unsigned(index)); });
         return;
     }
-    if (offset >= b->buffer->length) misuse("setBuffer: offset " + std::to_string(offset) + " is beyond the buffer");
+    if (offset >= b->buffer->length)
+        misuse("setBuffer: offset " + std::to_string(offset) + " is beyond the buffer");
     e->command_buffer->keep(b);
     Buffer* buffer = b->buffer;
     e->commands.push_back([=](Encoder& x) { x.set_buffer(buffer, offset, unsigned(index)); });
@@ -74,37 +75,46 @@ void declare_compute() {
         e->command_buffer->keep(p);
         e->commands.push_back([=](Encoder& x) { x.set_pipeline(p->pipeline); });
     });
-    method(E, "setBuffer:offset:atIndex:", [](CommandEncoder* e, SEL, MetalBuffer* b, unsigned long offset,
-                                              unsigned long index) { set_buffer(e, b, offset, index); });
+    method(E, "setBuffer:offset:atIndex:",
+           [](CommandEncoder* e, SEL, MetalBuffer* b, unsigned long offset, unsigned long index) {
+               set_buffer(e, b, offset, index);
+           });
     method(E, "setBuffers:offsets:withRange:",
            [](CommandEncoder* e, SEL, MetalBuffer* const* list, const unsigned long* offsets, Range range) {
-               for (unsigned long i = 0; i < range.length; i++) set_buffer(e, list[i], offsets[i], range.location + i);
+               for (unsigned long i = 0; i < range.length; i++)
+                   set_buffer(e, list[i], offsets[i], range.location + i);
            });
-    method(E, "setBufferOffset:atIndex:", [](CommandEncoder* e, SEL, unsigned long offset, unsigned long index) {
-        check_index(index);
-        e->commands.push_back([=](Encoder& x) { x.set_offset(offset, unsigned(index)); });
-    });
+    method(E,
+           "setBufferOffset:atIndex:", [](CommandEncoder* e, SEL, unsigned long offset, unsigned long index) {
+               check_index(index);
+               e->commands.push_back([=](Encoder& x) { x.set_offset(offset, unsigned(index)); });
+           });
     method(E, "setBytes:length:atIndex:",
            [](CommandEncoder* e, SEL, const char* bytes, unsigned long n, unsigned long index) {
                check_index(index);
                if (n > max_bytes) misuse("setBytes longer than 4096 bytes");
                std::vector<char> copy(bytes, bytes + n);
-               e->commands.push_back(
-                   [copy = std::move(copy), index](Encoder& x) { x.set_bytes(copy.data(), copy.size(), unsigned(index)); });
+               e->commands.push_back([copy = std::move(copy), index](Encoder& x) {
+                   x.set_bytes(copy.data(), copy.size(), unsigned(index));
+               });
            });
-    method(E, "setThreadgroupMemoryLength:atIndex:", [](CommandEncoder* e, SEL, unsigned long n, unsigned long index) {
-        check_index(index);
-        if (n % 16) misuse("threadgroup memory length " + std::to_string(n) + " is not a multiple of 16");
-        e->commands.push_back([=](Encoder& x) { x.set_threadgroup_memory(uint32_t(n), unsigned(index)); });
-    });
+    method(E, "setThreadgroupMemoryLength:atIndex:",
+           [](CommandEncoder* e, SEL, unsigned long n, unsigned long index) {
+               check_index(index);
+               if (n % 16)
+                   misuse("threadgroup memory length " + std::to_string(n) + " is not a multiple of 16");
+               e->commands.push_back(
+                   [=](Encoder& x) { x.set_threadgroup_memory(uint32_t(n), unsigned(index)); });
+           });
     method(E, "dispatchThreads:threadsPerThreadgroup:", [](CommandEncoder* e, SEL, Size threads, Size group) {
         Uint3 t = to_uint3(threads, "the grid"), g = to_uint3(group, "the threadgroup");
         record_dispatch(e, [=](Encoder& x) { x.dispatch_threads(t, g); });
     });
-    method(E, "dispatchThreadgroups:threadsPerThreadgroup:", [](CommandEncoder* e, SEL, Size groups, Size group) {
-        Uint3 n = to_uint3(groups, "the grid"), g = to_uint3(group, "the threadgroup");
-        record_dispatch(e, [=](Encoder& x) { x.dispatch_threadgroups(n, g); });
-    });
+    method(E, "dispatchThreadgroups:threadsPerThreadgroup:",
+           [](CommandEncoder* e, SEL, Size groups, Size group) {
+               Uint3 n = to_uint3(groups, "the grid"), g = to_uint3(group, "the threadgroup");
+               record_dispatch(e, [=](Encoder& x) { x.dispatch_threadgroups(n, g); });
+           });
     method(E, "dispatchThreadgroupsWithIndirectBuffer:indirectBufferOffset:threadsPerThreadgroup:",
            [](CommandEncoder* e, SEL, MetalBuffer* b, unsigned long offset, Size group) {
                Uint3 g = to_uint3(group, "the threadgroup");
@@ -133,22 +143,26 @@ void declare_compute() {
 void declare_blit() {
     const char* E = "MTLBlitCommandEncoder";
     declare_common(E);
-    method(E, "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
-           [](CommandEncoder* e, SEL, MetalBuffer* from, unsigned long from_offset, MetalBuffer* to,
-              unsigned long to_offset, unsigned long n) {
-               if (from_offset + n > from->buffer->length || to_offset + n > to->buffer->length)
-                   misuse("copyFromBuffer reaches beyond a buffer");
-               e->command_buffer->keep(from);
-               e->command_buffer->keep(to);
-               Buffer *source = from->buffer, *target = to->buffer;
-               e->commands.push_back([=](Encoder& x) { x.copy(*source, from_offset, *target, to_offset, n); });
-           });
-    method(E, "fillBuffer:range:value:", [](CommandEncoder* e, SEL, MetalBuffer* b, Range range, unsigned char value) {
-        if (range.location + range.length > b->buffer->length) misuse("fillBuffer reaches beyond the buffer");
-        e->command_buffer->keep(b);
-        Buffer* buffer = b->buffer;
-        e->commands.push_back([=](Encoder& x) { x.fill(*buffer, range.location, range.length, value); });
-    });
+    method(
+        E, "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
+        [](CommandEncoder* e, SEL, MetalBuffer* from, unsigned long from_offset, MetalBuffer* to,
+           unsigned long to_offset, unsigned long n) {
+            if (from_offset + n > from->buffer->length || to_offset + n > to->buffer->length)
+                misuse("copyFromBuffer reaches beyond a buffer");
+            e->command_buffer->keep(from);
+            e->command_buffer->keep(to);
+            Buffer *source = from->buffer, *target = to->buffer;
+            e->commands.push_back([=](Encoder& x) { x.copy(*source, from_offset, *target, to_offset, n); });
+        });
+    method(
+        E, "fillBuffer:range:value:",
+        [](CommandEncoder* e, SEL, MetalBuffer* b, Range range, unsigned char value) {
+            if (range.location + range.length > b->buffer->length)
+                misuse("fillBuffer reaches beyond the buffer");
+            e->command_buffer->keep(b);
+            Buffer* buffer = b->buffer;
+            e->commands.push_back([=](Encoder& x) { x.fill(*buffer, range.location, range.length, value); });
+        });
     method(E, "synchronizeResource:", [](CommandEncoder*, SEL, Object*) {});
 }
 
@@ -179,7 +193,8 @@ void CommandEncoder::end() {
         if (report_total() == before) return CommandBuffer::Failure{};
         std::string message = last_report();
         bool fault = message.rfind("out-of-bounds", 0) == 0 || message.rfind("null-buffer", 0) == 0;
-        return CommandBuffer::Failure{fault ? page_fault : internal_error, message.empty() ? "a known report" : message};
+        return CommandBuffer::Failure{fault ? page_fault : internal_error,
+                                      message.empty() ? "a known report" : message};
     });
 }
 
@@ -193,16 +208,17 @@ void declare_encoders() {
     declare_blit();
     const char* P = "MTLComputePassDescriptor";
     declare_class<Object>(P);
-    class_method(P, "computePassDescriptor", [](objc_class*, SEL) {
-        return autoreleased(make<Object>("MTLComputePassDescriptor"));
+    class_method(P, "computePassDescriptor",
+                 [](objc_class*, SEL) { return autoreleased(make<Object>("MTLComputePassDescriptor")); });
+    method(P, "setDispatchType:", [](Object* d, SEL, unsigned long type) {
+        d->label = type == 1 ? "concurrent" : "";
     });
-    method(P, "setDispatchType:",
-           [](Object* d, SEL, unsigned long type) { d->label = type == 1 ? "concurrent" : ""; });
     const char* C = "MTLCommandBuffer";
     method(C, "computeCommandEncoder",
            [](CommandBuffer* c, SEL) { return new_encoder(c, "MTLComputeCommandEncoder", false); });
-    method(C, "computeCommandEncoderWithDispatchType:",
-           [](CommandBuffer* c, SEL, unsigned long type) { return new_encoder(c, "MTLComputeCommandEncoder", type == 1); });
+    method(C, "computeCommandEncoderWithDispatchType:", [](CommandBuffer* c, SEL, unsigned long type) {
+        return new_encoder(c, "MTLComputeCommandEncoder", type == 1);
+    });
     method(C, "computeCommandEncoderWithDescriptor:", [](CommandBuffer* c, SEL, Object* d) {
         return new_encoder(c, "MTLComputeCommandEncoder", d->label == "concurrent");
     });

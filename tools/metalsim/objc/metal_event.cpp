@@ -95,8 +95,11 @@ void declare_residency() {
         r->allocations.clear();
     });
     method(R, "commit", [](ResidencySet* r, SEL) { r->committed = r->allocations; });
-    method(R, "containsAllocation:", [](ResidencySet* r, SEL, Object* o) { return r->allocations.count(o) != 0; });
-    method(R, "allocationCount", [](ResidencySet* r, SEL) { return static_cast<unsigned long>(r->allocations.size()); });
+    method(R, "containsAllocation:", [](ResidencySet* r, SEL, Object* o) {
+        return r->allocations.count(o) != 0;
+    });
+    method(R, "allocationCount",
+           [](ResidencySet* r, SEL) { return static_cast<unsigned long>(r->allocations.size()); });
     method(R, "allocatedSize", [](ResidencySet* r, SEL) {
         uint64_t total = 0;
         for (Object* o : r->committed)

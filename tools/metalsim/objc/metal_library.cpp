@@ -18,7 +18,8 @@ size_t size_of_type(unsigned long type) {
         unsigned long first;  // scalar; 2, 3 and 4 components follow
         size_t size;
     };
-    static const Entry entries[] = {{3, 4}, {16, 2}, {29, 4}, {33, 4}, {37, 2}, {41, 2}, {45, 1}, {49, 1}, {53, 1}, {81, 8}, {85, 8}, {121, 2}};
+    static const Entry entries[] = {{3, 4},  {16, 2}, {29, 4}, {33, 4}, {37, 2}, {41, 2},
+                                    {45, 1}, {49, 1}, {53, 1}, {81, 8}, {85, 8}, {121, 2}};
     for (const Entry& e : entries)
         if (type >= e.first && type < e.first + 4) {
             unsigned long components = type - e.first + 1;
@@ -37,7 +38,8 @@ MetalLibrary* new_library(Object* source, CompileOptions* options, Error** error
         return nullptr;
     }
     std::string message;
-    Library* library = compile_library(text_of(source), options ? options->options : metalsim::CompileOptions{}, message);
+    Library* library =
+        compile_library(text_of(source), options ? options->options : metalsim::CompileOptions{}, message);
     if (!library) {
         give_error(error, library_domain, compile_failure, message);
         return nullptr;
@@ -47,7 +49,8 @@ MetalLibrary* new_library(Object* source, CompileOptions* options, Error** error
     return l;
 }
 
-Function* new_function(MetalLibrary* l, const std::string& name, FunctionConstants* constants, Error** error) {
+Function* new_function(MetalLibrary* l, const std::string& name, FunctionConstants* constants,
+                       Error** error) {
     const KernelInfo* kernel = l->library->find(name);
     if (!kernel || faults::strike("function")) {
         give_error(error, library_domain, function_not_found, "the library has no function '" + name + "'");
@@ -69,7 +72,8 @@ PipelineState* new_pipeline(Function* f, unsigned long max_threads, Error** erro
     const KernelInfo& kernel = *f->pipeline.kernel;
     uint32_t memory = static_threadgroup_memory(kernel);
     if (faults::strike("pipeline")) {
-        give_error(error, "CompilerError", 2, "injected fault: the pipeline of '" + f->label + "' does not compile");
+        give_error(error, "CompilerError", 2,
+                   "injected fault: the pipeline of '" + f->label + "' does not compile");
         return nullptr;
     }
     if (memory > config().max_threadgroup_memory) {
@@ -82,16 +86,20 @@ PipelineState* new_pipeline(Function* f, unsigned long max_threads, Error** erro
     auto* p = make<PipelineState>("MTLComputePipelineState");
     p->label = f->label;
     p->pipeline = f->pipeline;
-    if (max_threads) p->pipeline.max_threads = std::min<uint32_t>(p->pipeline.max_threads, uint32_t(max_threads));
+    if (max_threads)
+        p->pipeline.max_threads = std::min<uint32_t>(p->pipeline.max_threads, uint32_t(max_threads));
     return p;
 }
 
 void declare_options() {
     const char* O = "MTLCompileOptions";
     declare_class<CompileOptions>(O);
-    method(O, "setLanguageVersion:",
-           [](CompileOptions* o, SEL, unsigned long v) { o->options.language = language_name(v); });
-    method(O, "setMathMode:", [](CompileOptions* o, SEL, long m) { o->math_mode = static_cast<unsigned long>(m); });
+    method(O, "setLanguageVersion:", [](CompileOptions* o, SEL, unsigned long v) {
+        o->options.language = language_name(v);
+    });
+    method(O, "setMathMode:", [](CompileOptions* o, SEL, long m) {
+        o->math_mode = static_cast<unsigned long>(m);
+    });
     method(O, "mathMode", [](CompileOptions* o, SEL) { return static_cast<long>(o->math_mode); });
     method(O, "setFastMathEnabled:", [](CompileOptions* o, SEL, bool f) { o->fast_math = f; });
     method(O, "fastMathEnabled", [](CompileOptions* o, SEL) { return o->fast_math; });
@@ -99,14 +107,16 @@ void declare_options() {
     method(O, "setOptimizationLevel:", [](CompileOptions*, SEL, long) {});
     method(O, "setPreserveInvariance:", [](CompileOptions*, SEL, bool) {});
     method(O, "setEnableLogging:", [](CompileOptions*, SEL, bool) {});
-    method(O, "setMaxTotalThreadsPerThreadgroup:",
-           [](CompileOptions* o, SEL, unsigned long n) { o->max_threads = n; });
+    method(O, "setMaxTotalThreadsPerThreadgroup:", [](CompileOptions* o, SEL, unsigned long n) {
+        o->max_threads = n;
+    });
     method(O, "setPreprocessorMacros:", [](CompileOptions* o, SEL, Dictionary* macros) {
         o->options.macros.clear();
         if (!macros) return;
         for (auto& [name, value] : macros->entries) {
             bool number = value->isa->name == "NSNumber";
-            std::string text = number ? std::to_string(long(static_cast<Number*>(value)->value)) : text_of(value);
+            std::string text =
+                number ? std::to_string(long(static_cast<Number*>(value)->value)) : text_of(value);
             o->options.macros.push_back(name + "=" + text);
         }
     });
@@ -143,8 +153,9 @@ void declare_pipelines() {
     });
     method(D, "computeFunction", [](PipelineDescriptor* d, SEL) { return d->function; });
     method(D, "setLabel:", [](PipelineDescriptor* d, SEL, Object* label) { d->label = text_of(label); });
-    method(D, "setMaxTotalThreadsPerThreadgroup:",
-           [](PipelineDescriptor* d, SEL, unsigned long n) { d->max_threads = n; });
+    method(D, "setMaxTotalThreadsPerThreadgroup:", [](PipelineDescriptor* d, SEL, unsigned long n) {
+        d->max_threads = n;
+    });
     method(D, "setThreadGroupSizeIsMultipleOfThreadExecutionWidth:",
            [](PipelineDescriptor* d, SEL, bool whole) { d->whole_simdgroups = whole; });
     method(D, "setSupportIndirectCommandBuffers:", [](PipelineDescriptor*, SEL, bool) {});
@@ -155,7 +166,8 @@ void declare_pipelines() {
         const Pipeline& pipeline = p->pipeline;
         return static_cast<unsigned long>(config().max_threads(pipeline.kernel->name, pipeline.max_threads));
     });
-    method(P, "threadExecutionWidth", [](PipelineState*, SEL) { return static_cast<unsigned long>(simd_width); });
+    method(P, "threadExecutionWidth",
+           [](PipelineState*, SEL) { return static_cast<unsigned long>(simd_width); });
     method(P, "staticThreadgroupMemoryLength", [](PipelineState* p, SEL) {
         return static_cast<unsigned long>(static_threadgroup_memory(*p->pipeline.kernel));
     });
@@ -186,8 +198,9 @@ void declare_library() {
                    release(o);
                }).detach();
            });
-    method(D, "newComputePipelineStateWithFunction:error:",
-           [](Device*, SEL, Function* f, Error** e) { return new_pipeline(f, 0, e); });
+    method(D, "newComputePipelineStateWithFunction:error:", [](Device*, SEL, Function* f, Error** e) {
+        return new_pipeline(f, 0, e);
+    });
     method(D, "newComputePipelineStateWithFunction:options:reflection:error:",
            [](Device*, SEL, Function* f, unsigned long, Object** reflection, Error** e) {
                if (reflection) *reflection = nullptr;
@@ -203,8 +216,9 @@ void declare_library() {
 
     const char* L = "MTLLibrary";
     declare_class<MetalLibrary>(L);
-    method(L, "newFunctionWithName:",
-           [](MetalLibrary* l, SEL, Object* name) { return new_function(l, text_of(name), nullptr, nullptr); });
+    method(L, "newFunctionWithName:", [](MetalLibrary* l, SEL, Object* name) {
+        return new_function(l, text_of(name), nullptr, nullptr);
+    });
     method(L, "newFunctionWithName:constantValues:error:",
            [](MetalLibrary* l, SEL, Object* name, FunctionConstants* c, Error** e) {
                return new_function(l, text_of(name), c, e);

@@ -140,7 +140,8 @@ void add_object_methods(const char* cls) {
     method(cls, "retain", [](Object* o, SEL) { return retain(o); });
     method(cls, "release", [](Object* o, SEL) { release(o); });
     method(cls, "autorelease", [](Object* o, SEL) { return autoreleased(o); });
-    method(cls, "retainCount", [](Object* o, SEL) { return static_cast<unsigned long>(o->references.load()); });
+    method(cls, "retainCount",
+           [](Object* o, SEL) { return static_cast<unsigned long>(o->references.load()); });
     method(cls, "init", [](Object* o, SEL) { return o; });
     method(cls, "hash", [](Object* o, SEL) { return reinterpret_cast<unsigned long>(o); });
     method(cls, "isEqual:", [](Object* o, SEL, Object* other) { return o == other; });
@@ -158,11 +159,13 @@ long live_objects(const char* name) {
 }
 
 // Called by objc_msgSend below: the method's address.
-extern "C" __attribute__((visibility("hidden"), used)) void* metalsim_find_method(objc_object* self, SEL selector) {
+extern "C" __attribute__((visibility("hidden"), used)) void* metalsim_find_method(objc_object* self,
+                                                                                  SEL selector) {
     auto found = self->isa->methods.find(selector);
     if (found != self->isa->methods.end()) return found->second;
     const std::string& name = self->isa->name;
-    if (name[0] == '!') misuse("message '" + std::string(sel_getName(selector)) + "' sent to a released " + name.substr(1));
+    if (name[0] == '!')
+        misuse("message '" + std::string(sel_getName(selector)) + "' sent to a released " + name.substr(1));
     std::string receiver = name[0] == '+' ? "+[" + name.substr(1) : "-[" + name;
     misuse(receiver + " " + sel_getName(selector) + "] is not implemented by the simulator");
 }
@@ -176,7 +179,8 @@ extern "C" {
 EXPORT SEL sel_registerName(const char* name) {
     static auto* mutex = new std::mutex;
     std::lock_guard lock(*mutex);
-    return reinterpret_cast<SEL>(const_cast<char*>(immortal<std::set<std::string>>().insert(name).first->c_str()));
+    return reinterpret_cast<SEL>(
+        const_cast<char*>(immortal<std::set<std::string>>().insert(name).first->c_str()));
 }
 EXPORT const char* sel_getName(SEL selector) { return reinterpret_cast<const char*>(selector); }
 

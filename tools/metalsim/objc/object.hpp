@@ -14,7 +14,7 @@ struct objc_class {
     std::unordered_map<const void*, void*> methods;
     void (*finish)(void* object) = nullptr;  // lets go of what the object holds
     void (*destroy)(void* object) = nullptr;
-    objc_class* zombie = nullptr;            // class of its objects after release
+    objc_class* zombie = nullptr;  // class of its objects after release
     std::atomic<long> live{0};
 };
 

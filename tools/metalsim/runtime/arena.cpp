@@ -24,8 +24,8 @@ struct State {
     uint32_t* page_owner = nullptr;
     std::vector<Buffer*> buffers{nullptr};
     std::vector<uint32_t> free_ids;
-    std::map<uintptr_t, Buffer*> host;          // by first address
-    std::deque<Region> quarantine;              // freed, kept inaccessible for a while
+    std::map<uintptr_t, Buffer*> host;           // by first address
+    std::deque<Region> quarantine;               // freed, kept inaccessible for a while
     std::multimap<uint64_t, uint64_t> reusable;  // length -> offset
     uint64_t bump = page, allocated = 0;
 };

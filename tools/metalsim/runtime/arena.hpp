@@ -7,20 +7,21 @@
 namespace metalsim {
 
 struct Buffer {
-    char* base = nullptr;          // what contents() returns
+    char* base = nullptr;  // what contents() returns
     uint64_t length = 0;
-    uint64_t arena_offset = 0;     // its place in the arena; for host memory a place without pages, for the shadow
-    uint64_t mapped = 0;           // bytes of the arena it occupies, without the red zone
+    uint64_t arena_offset =
+        0;                // its place in the arena; for host memory a place without pages, for the shadow
+    uint64_t mapped = 0;  // bytes of the arena it occupies, without the red zone
     uint32_t id = 0;
     std::string name;
     bool live = true;
     bool read_only = false;
-    bool tracked = true;           // the GPU orders command encoders that use it
+    bool tracked = true;  // the GPU orders command encoders that use it
     bool track_initialisation = false;
-    bool host_memory = false;      // newBufferWithBytesNoCopy
-    uint64_t bound_dispatch = 0;   // dispatch that binds it, and the lowest offset bound
+    bool host_memory = false;     // newBufferWithBytesNoCopy
+    uint64_t bound_dispatch = 0;  // dispatch that binds it, and the lowest offset bound
     uint64_t lowest_offset = 0;
-    uint64_t barrier_pass = 0;     // memoryBarrierWithResources: pass and last dispatch that it covers
+    uint64_t barrier_pass = 0;  // memoryBarrierWithResources: pass and last dispatch that it covers
     uint32_t barrier_dispatch = 0;
 };
 

@@ -64,8 +64,9 @@ void metalsim_diagnostics_clear() { clear_diagnostics(); }
 void metalsim_counters_get(metalsim_counters* out) {
     Lock lock(device_mutex());
     const counters::Totals& t = counters::totals();
-    *out = {t.command_buffers, t.encoders,        t.dispatches,     t.barriers,       t.stages,        t.threads,
-            t.traffic.read,    t.traffic.written, t.traffic.loaded, t.traffic.stored, t.constant_bytes};
+    *out = {t.command_buffers, t.encoders,       t.dispatches,    t.barriers,
+            t.stages,          t.threads,        t.traffic.read,  t.traffic.written,
+            t.traffic.loaded,  t.traffic.stored, t.constant_bytes};
 }
 
 void metalsim_counters_reset() {
@@ -170,7 +171,8 @@ void metalsim_encoder_threadgroup_memory(metalsim_encoder* e, uint32_t length, i
     e->encoder.set_threadgroup_memory(length, unsigned(index));
 }
 void metalsim_encoder_barrier(metalsim_encoder* e) { e->encoder.barrier(); }
-int metalsim_encoder_dispatch(metalsim_encoder* e, const uint32_t grid[3], const uint32_t group[3], int grid_is_threads) {
+int metalsim_encoder_dispatch(metalsim_encoder* e, const uint32_t grid[3], const uint32_t group[3],
+                              int grid_is_threads) {
     if (!e->kernel) return 0;
     e->pipelines.push_back(
         std::make_unique<Pipeline>(Pipeline{e->library, e->kernel, e->constants, e->kernel->max_threads}));

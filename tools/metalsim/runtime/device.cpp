@@ -86,7 +86,8 @@ void* ThreadgroupSlot::address(const char* variable) {
         name = variable;
         offset = threadgroup_memory.reserve(size);
         if (threadgroup_memory.bytes > config().max_threadgroup_memory)
-            report("threadgroup-memory", std::to_string(threadgroup_memory.bytes) + " bytes of threadgroup memory, the limit is " +
+            report("threadgroup-memory", std::to_string(threadgroup_memory.bytes) +
+                                             " bytes of threadgroup memory, the limit is " +
                                              std::to_string(config().max_threadgroup_memory));
     }
     return ThreadgroupMemory::address(offset);
@@ -134,7 +135,8 @@ void Encoder::barrier(const std::vector<Buffer*>& buffers) {
 
 bool Encoder::dispatch_threads(Uint3 threads, Uint3 group) {
     auto up = [](uint32_t n, uint32_t by) { return by ? (n + by - 1) / by : 0; };
-    return dispatch(threads, group, {up(threads.x, group.x), up(threads.y, group.y), up(threads.z, group.z)}, true);
+    return dispatch(threads, group, {up(threads.x, group.x), up(threads.y, group.y), up(threads.z, group.z)},
+                    true);
 }
 
 bool Encoder::dispatch_threadgroups(Uint3 groups, Uint3 group) {
@@ -144,8 +146,8 @@ bool Encoder::dispatch_threadgroups(Uint3 groups, Uint3 group) {
 bool Encoder::dispatch_indirect(Buffer& buffer, uint64_t offset, Uint3 group) {
     uint32_t n[3] = {};
     if (offset % 4 || offset + sizeof n > buffer.length) {
-        report("out-of-bounds", "indirect dispatch arguments at offset " + std::to_string(offset) + " of " + buffer.name +
-                                    " (length " + std::to_string(buffer.length) + ")");
+        report("out-of-bounds", "indirect dispatch arguments at offset " + std::to_string(offset) + " of " +
+                                    buffer.name + " (length " + std::to_string(buffer.length) + ")");
         return false;
     }
     memcpy(n, buffer.base + offset, sizeof n);
@@ -180,22 +182,25 @@ bool Encoder::arguments_are_valid(Uint3 group, Uint3 groups) {
         if (p.kind == ParameterKind::builtin) continue;
         const Binding& b = arguments_.buffers[p.index];
         if (!b.bound) {
-            if (p.kind == ParameterKind::buffer) report("missing-argument", "buffer(" + index + ") is not bound");
+            if (p.kind == ParameterKind::buffer)
+                report("missing-argument", "buffer(" + index + ") is not bound");
             continue;
         }
         if (p.is_reference && b.length < p.element_size)
-            report("short-argument", "buffer(" + index + ") has " + std::to_string(b.length) + " bytes, the kernel reads " +
-                                         std::to_string(p.element_size));
+            report("short-argument", "buffer(" + index + ") has " + std::to_string(b.length) +
+                                         " bytes, the kernel reads " + std::to_string(p.element_size));
         if (reinterpret_cast<uintptr_t>(b.pointer) % p.alignment)
             report("misaligned", "buffer(" + index + ") is bound at an offset that is not a multiple of " +
                                      std::to_string(p.alignment));
         if (bound_[p.index] && !bound_[p.index]->live)
-            report("use-after-free", "buffer(" + index + ") is bound to " + bound_[p.index]->name + ", which was released");
+            report("use-after-free",
+                   "buffer(" + index + ") is bound to " + bound_[p.index]->name + ", which was released");
     }
     uint32_t limit = config().max_threads(kernel.name, pipeline_->max_threads);
     if (group.count() > limit) {
         // A Mac drops such a dispatch without an error.
-        report("threads-per-group", std::to_string(group.count()) + " threads in a threadgroup, the pipeline's limit is " +
+        report("threads-per-group", std::to_string(group.count()) +
+                                        " threads in a threadgroup, the pipeline's limit is " +
                                         std::to_string(limit));
         return false;
     }

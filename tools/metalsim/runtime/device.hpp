@@ -26,7 +26,9 @@ class Encoder {
     void set_buffer(Buffer* buffer, uint64_t offset, unsigned index);  // nullptr unbinds
     void set_offset(uint64_t offset, unsigned index);
     void set_bytes(const void* bytes, size_t length, unsigned index);
-    void set_threadgroup_memory(uint32_t length, unsigned index) { arguments_.threadgroup_length[index] = length; }
+    void set_threadgroup_memory(uint32_t length, unsigned index) {
+        arguments_.threadgroup_length[index] = length;
+    }
     void use(Buffer* buffer) { used_.push_back(buffer); }
     void barrier();
     void barrier(const std::vector<Buffer*>& buffers);

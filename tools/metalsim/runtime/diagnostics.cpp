@@ -36,7 +36,8 @@ void report(const char* kind, const std::string& message, Place place) {
     l.total++;
     std::string where = place.source.empty() ? source_line(place.pc) : place.source;
     // Without a place, messages that differ only in their numbers behind the first words are one report.
-    std::string key = std::string(kind) + "|" + l.kernel + "|" + (where.empty() ? message.substr(0, 60) : where);
+    std::string key =
+        std::string(kind) + "|" + l.kernel + "|" + (where.empty() ? message.substr(0, 60) : where);
     auto [it, fresh] = l.index.try_emplace(key, l.list.size());
     if (!fresh) {
         l.list[it->second].count++;

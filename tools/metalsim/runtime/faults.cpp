@@ -15,7 +15,7 @@ struct Armed {
     int code;
 };
 
-const char* const kinds[] = {"buffer", "library", "function", "pipeline",  "queue",
+const char* const kinds[] = {"buffer", "library", "function",  "pipeline",       "queue",
                              "event",  "fence",   "residency", "command_buffer", "timeout"};
 
 bool is_known(const std::string& kind) {
@@ -35,7 +35,9 @@ struct State {
             std::vector<std::string> f;
             for (std::string field; std::getline(fields, field, ':');) f.push_back(field);
             if (f.size() < 2 || !is_known(f[0])) continue;
-            auto number = [&](size_t i, int otherwise) { return f.size() > i ? atoi(f[i].c_str()) : otherwise; };
+            auto number = [&](size_t i, int otherwise) {
+                return f.size() > i ? atoi(f[i].c_str()) : otherwise;
+            };
             armed[f[0]] = {uint32_t(number(1, 1)) - 1, uint32_t(number(3, 1)), number(2, 1)};
         }
     }

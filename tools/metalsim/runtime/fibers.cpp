@@ -132,7 +132,8 @@ bool same_site(const Site& a, const Site& b) {
 
 std::string describe(const Site& s) {
     const char* name = strrchr(s.file, '/');
-    return std::string(name ? name + 1 : s.file) + ":" + std::to_string(s.line) + ":" + std::to_string(s.column);
+    return std::string(name ? name + 1 : s.file) + ":" + std::to_string(s.line) + ":" +
+           std::to_string(s.column);
 }
 
 Thread* first_lane(const Simdgroup& g, uint32_t mask) { return g.lanes[__builtin_ctz(mask)]; }
@@ -219,8 +220,8 @@ void thread_finished(Thread* t) {
         for (Thread& o : s.threads)
             if (o.wait == group_barrier) waiter = &o;
         report("barrier-divergence",
-               "threadgroup_barrier at " + describe(waiter->site) + ": " + std::to_string(s.threads.size() - s.live) +
-                   " thread(s) returned without reaching it",
+               "threadgroup_barrier at " + describe(waiter->site) + ": " +
+                   std::to_string(s.threads.size() - s.live) + " thread(s) returned without reaching it",
                {nullptr, describe(waiter->site)});
         release_barrier(nullptr, waiter->barrier_flags);
     }
@@ -255,7 +256,8 @@ bool resolve_divergence() {
         if (!candidates) continue;
         Thread* earliest = first_lane(g, candidates);
         each_lane(g, candidates, [&](Thread* t) {
-            if (std::pair(t->site.line, t->site.column) < std::pair(earliest->site.line, earliest->site.column))
+            if (std::pair(t->site.line, t->site.column) <
+                std::pair(earliest->site.line, earliest->site.column))
                 earliest = t;
         });
         uint32_t group = g.live;
@@ -270,8 +272,9 @@ bool resolve_divergence() {
         });
         current_thread = earliest;
         report("simd-divergence",
-               "only " + std::to_string(__builtin_popcount(mask)) + " of " + std::to_string(__builtin_popcount(group)) +
-                   " live lanes reached the operation at " + describe(earliest->site),
+               "only " + std::to_string(__builtin_popcount(mask)) + " of " +
+                   std::to_string(__builtin_popcount(group)) + " live lanes reached the operation at " +
+                   describe(earliest->site),
                {nullptr, describe(earliest->site)});
         complete(g, nullptr, mask);
         return true;
@@ -297,7 +300,8 @@ void place_threads(const Grid& grid, Uint3 at, Uint3 group) {
         Uint3 p{i % group.x, i / group.x % group.y, i / group.x / group.y};
         t.position_in_threadgroup = p;
         t.threadgroup_position = at;
-        t.position_in_grid = {at.x * grid.group.x + p.x, at.y * grid.group.y + p.y, at.z * grid.group.z + p.z};
+        t.position_in_grid = {at.x * grid.group.x + p.x, at.y * grid.group.y + p.y,
+                              at.z * grid.group.z + p.z};
         t.index = i;
         t.lane = i % simd_width;
         t.simdgroup_index = i / simd_width;
@@ -343,7 +347,8 @@ bool run(const Grid& grid, uint64_t seed, GroupStart start) {
     current_arguments = grid.arguments;
     bool completed = true;
     for (uint32_t index : order) {
-        Uint3 at{index % grid.groups.x, index / grid.groups.x % grid.groups.y, index / grid.groups.x / grid.groups.y};
+        Uint3 at{index % grid.groups.x, index / grid.groups.x % grid.groups.y,
+                 index / grid.groups.x / grid.groups.y};
         Uint3 size = grid.group;
         if (grid.trim_edges) {
             size.x = std::min(size.x, grid.threads.x - at.x * size.x);
@@ -412,7 +417,8 @@ void threadgroup_barrier_wait(unsigned flags, Site site) {
     for (const Thread& o : s.threads)
         if (o.wait == fibers::group_barrier && !fibers::same_site(o.site, site)) {
             report("barrier-divergence",
-                   "threads wait at different barriers: " + fibers::describe(site) + " and " + fibers::describe(o.site),
+                   "threads wait at different barriers: " + fibers::describe(site) + " and " +
+                       fibers::describe(o.site),
                    {nullptr, fibers::describe(site)});
             break;
         }
@@ -425,12 +431,14 @@ void report_from_kernel(const char* kind, const char* message, void* pc) {
 }
 
 void misaligned_vector(const void*, unsigned alignment, void* pc) {
-    report("misaligned", "vector access at an address that is not a multiple of " + std::to_string(alignment), {pc});
+    report("misaligned", "vector access at an address that is not a multiple of " + std::to_string(alignment),
+           {pc});
 }
 
 void atomic_access(const volatile void* address, unsigned size, AtomicKind kind, void* pc) {
     auto a = reinterpret_cast<uintptr_t>(address);
-    if (a % size) report("misaligned", "atomic access at an address that is not a multiple of its size", {pc});
+    if (a % size)
+        report("misaligned", "atomic access at an address that is not a multiple of its size", {pc});
     shadow::access(a, size,
                    kind == AtomicKind::load    ? shadow::Access::atomic_load
                    : kind == AtomicKind::store ? shadow::Access::atomic_store
@@ -439,7 +447,9 @@ void atomic_access(const volatile void* address, unsigned size, AtomicKind kind,
     Thread* t = current_thread;
     if (kind != AtomicKind::read_modify_write || !t) return;
     t->last_counter = address;
-    if (t->fenced) ordering::release_at(a, {shadow::group.index & 0x7FFFF, shadow::group.epoch_device & 0x3FF, t->index});
+    if (t->fenced)
+        ordering::release_at(a,
+                             {shadow::group.index & 0x7FFFF, shadow::group.epoch_device & 0x3FF, t->index});
 }
 
 void ordered_counter(const volatile void* address) {

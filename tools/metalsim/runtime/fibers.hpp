@@ -12,9 +12,9 @@ namespace metalsim::fibers {
 struct Grid {
     const KernelInfo* kernel;
     const Arguments* arguments;
-    Uint3 threads;  // of the whole grid
-    Uint3 group;    // threads in a threadgroup
-    Uint3 groups;   // threadgroups in the grid
+    Uint3 threads;    // of the whole grid
+    Uint3 group;      // threads in a threadgroup
+    Uint3 groups;     // threadgroups in the grid
     bool trim_edges;  // dispatchThreads: groups at the edge are smaller
 };
 

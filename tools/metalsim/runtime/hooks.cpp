@@ -37,22 +37,22 @@ struct SourceLocation {
 // Macros because the compiler prescribes one function per size.
 #define ACCESS(name, n, kind, aligned) \
     EXPORT void __tsan_##name##n(void* p) { check(p, n, kind, CALLER, aligned); }
-#define ACCESSES(n)                                                \
-    ACCESS(read, n, Access::read, true)                            \
-    ACCESS(write, n, Access::write, true)                          \
-    ACCESS(unaligned_read, n, Access::read, false)                 \
-    ACCESS(unaligned_write, n, Access::write, false)               \
-    ACCESS(volatile_read, n, Access::read, true)                   \
-    ACCESS(volatile_write, n, Access::write, true)                 \
-    ACCESS(unaligned_volatile_read, n, Access::read, false)        \
-    ACCESS(unaligned_volatile_write, n, Access::write, false)      \
-    EXPORT void __tsan_read_write##n(void* p) {                    \
-        check(p, n, Access::read, CALLER, true);                   \
-        check(p, n, Access::write, CALLER, true);                  \
-    }                                                              \
-    EXPORT void __tsan_unaligned_read_write##n(void* p) {          \
-        check(p, n, Access::read, CALLER, false);                  \
-        check(p, n, Access::write, CALLER, false);                 \
+#define ACCESSES(n)                                           \
+    ACCESS(read, n, Access::read, true)                       \
+    ACCESS(write, n, Access::write, true)                     \
+    ACCESS(unaligned_read, n, Access::read, false)            \
+    ACCESS(unaligned_write, n, Access::write, false)          \
+    ACCESS(volatile_read, n, Access::read, true)              \
+    ACCESS(volatile_write, n, Access::write, true)            \
+    ACCESS(unaligned_volatile_read, n, Access::read, false)   \
+    ACCESS(unaligned_volatile_write, n, Access::write, false) \
+    EXPORT void __tsan_read_write##n(void* p) {               \
+        check(p, n, Access::read, CALLER, true);              \
+        check(p, n, Access::write, CALLER, true);             \
+    }                                                         \
+    EXPORT void __tsan_unaligned_read_write##n(void* p) {     \
+        check(p, n, Access::read, CALLER, false);             \
+        check(p, n, Access::write, CALLER, false);            \
     }
 
 extern "C" {
@@ -66,8 +66,12 @@ ACCESSES(2)
 ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
-EXPORT void __tsan_read_range(void* p, unsigned long n) { check(p, unsigned(n), Access::read, CALLER, false); }
-EXPORT void __tsan_write_range(void* p, unsigned long n) { check(p, unsigned(n), Access::write, CALLER, false); }
+EXPORT void __tsan_read_range(void* p, unsigned long n) {
+    check(p, unsigned(n), Access::read, CALLER, false);
+}
+EXPORT void __tsan_write_range(void* p, unsigned long n) {
+    check(p, unsigned(n), Access::write, CALLER, false);
+}
 EXPORT void* __tsan_memcpy(void* to, const void* from, size_t n) {
     check(const_cast<void*>(from), unsigned(n), Access::read, CALLER, false);
     check(to, unsigned(n), Access::write, CALLER, false);
@@ -84,7 +88,8 @@ EXPORT void* __tsan_memset(void* to, int value, size_t n) {
 }
 
 EXPORT void __ubsan_handle_out_of_bounds(const SourceLocation* at, uintptr_t index) {
-    report("array-bounds", "index " + std::to_string(intptr_t(index)) + " is outside its array", {nullptr, at->text()});
+    report("array-bounds", "index " + std::to_string(intptr_t(index)) + " is outside its array",
+           {nullptr, at->text()});
     metalsim::fibers::abandon_dispatch();
 }
 EXPORT void __ubsan_handle_local_out_of_bounds() {
@@ -92,7 +97,8 @@ EXPORT void __ubsan_handle_local_out_of_bounds() {
     metalsim::fibers::abandon_dispatch();
 }
 EXPORT void __ubsan_handle_shift_out_of_bounds(const SourceLocation* at, uintptr_t, uintptr_t by) {
-    report("shift", "shift by " + std::to_string(intptr_t(by)) + ", or of a negative value", {nullptr, at->text()});
+    report("shift", "shift by " + std::to_string(intptr_t(by)) + ", or of a negative value",
+           {nullptr, at->text()});
 }
 EXPORT void __ubsan_handle_divrem_overflow(const SourceLocation* at, uintptr_t, uintptr_t) {
     report("division", "integer division by zero, or overflow", {nullptr, at->text()});

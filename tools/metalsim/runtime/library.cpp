@@ -163,7 +163,8 @@ void apply_constants(const Pipeline& pipeline) {
         for (const ConstantValue& given : pipeline.constants) {
             if (given.index != c->index) continue;
             if (given.value.size() != c->size) {
-                report("function-constant", std::string(c->name) + " has " + std::to_string(c->size) + " bytes, the host gave " +
+                report("function-constant", std::string(c->name) + " has " + std::to_string(c->size) +
+                                                " bytes, the host gave " +
                                                 std::to_string(given.value.size()));
                 continue;
             }

@@ -37,7 +37,8 @@ struct CompileOptions {
     std::vector<std::string> macros;  // NAME=VALUE
 };
 
-// Loads a compiled library; loading the same file again gives the same object. nullptr and `error` on failure.
+// Loads a compiled library; loading the same file again gives the same object. nullptr and `error` on
+// failure.
 Library* open_library(const std::string& path, std::string& error);
 // Compiles MSL source with the checked or the fast build, as configured, and loads it. The text of a failed
 // compilation is clang's, with lines of the source.

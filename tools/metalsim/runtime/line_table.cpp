@@ -132,12 +132,24 @@ class Program {
 
     void standard(uint8_t opcode, Cursor& c) {
         switch (opcode) {
-            case 1: emit(); break;
-            case 2: advance(c.unsigned_leb()); break;
-            case 3: state_.line = uint32_t(int64_t(state_.line) + c.signed_leb()); break;
-            case 4: state_.file = uint32_t(c.unsigned_leb()); break;
-            case 8: advance((255 - opcode_base_) / line_range_); break;
-            case 9: state_.address += c.read<uint16_t>(); break;
+            case 1:
+                emit();
+                break;
+            case 2:
+                advance(c.unsigned_leb());
+                break;
+            case 3:
+                state_.line = uint32_t(int64_t(state_.line) + c.signed_leb());
+                break;
+            case 4:
+                state_.file = uint32_t(c.unsigned_leb());
+                break;
+            case 8:
+                advance((255 - opcode_base_) / line_range_);
+                break;
+            case 9:
+                state_.address += c.read<uint16_t>();
+                break;
             default:
                 for (int i = 0; i < lengths_[opcode - 1]; i++) c.unsigned_leb();
         }
@@ -159,7 +171,8 @@ class LineTable {
         Cursor c(section.data(), section.data() + section.size());
         while (!c.done()) {
             uint32_t length = c.read<uint32_t>();
-            const char* end = c.at() + std::min<size_t>(length, size_t(section.data() + section.size() - c.at()));
+            const char* end =
+                c.at() + std::min<size_t>(length, size_t(section.data() + section.size() - c.at()));
             programs_.emplace_back(Cursor(c.at(), end), end);
             c.skip(length);
         }

@@ -110,7 +110,8 @@ void release_at(uintptr_t counter, const Release& own) {
 void acquire_at(uintptr_t counter, const Release& own) {
     State& s = state();
     for (const Release& r : s.released[counter])
-        if (r.group != own.group) s.acquired.try_emplace(r.group, Acquired{r.epoch, r.thread, own.epoch, own.thread});
+        if (r.group != own.group)
+            s.acquired.try_emplace(r.group, Acquired{r.epoch, r.thread, own.epoch, own.thread});
 }
 
 void begin_threadgroup() { state().acquired.clear(); }

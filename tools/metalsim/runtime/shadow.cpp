@@ -24,9 +24,10 @@ Cell* const cells = reinterpret_cast<Cell*>(base);
 //   atomic 1 | valid 1
 // In a read stamp, `shared` means several unordered readers of one threadgroup (thread = all ones: of several
 // simdgroups) and `groups` readers of several threadgroups.
-constexpr uint64_t of_groups = 1ull << 63, shared = 1ull << 62, all_threads = 0x3FFull << 21, atomic_bit = 2, valid = 1;
-constexpr uint64_t settled = valid;             // dispatch 0: ordered before everything
-constexpr uint64_t unusable = ~0ull;            // threadgroup memory outside a variable
+constexpr uint64_t of_groups = 1ull << 63, shared = 1ull << 62, all_threads = 0x3FFull << 21, atomic_bit = 2,
+                   valid = 1;
+constexpr uint64_t settled = valid;   // dispatch 0: ordered before everything
+constexpr uint64_t unusable = ~0ull;  // threadgroup memory outside a variable
 
 uint32_t dispatch_of(uint64_t s) { return uint32_t(s >> 50 & 0xFFF); }
 uint64_t group_of(uint64_t s) { return s >> 31 & 0x7FFFF; }
@@ -38,8 +39,8 @@ bool has_many_simdgroups(uint64_t s) { return (s & shared) && (s & all_threads) 
 
 uint64_t stamp(uint64_t dispatch, uint64_t group_index, uint64_t thread, uint64_t epoch, uint64_t simd_epoch,
                bool is_atomic_access) {
-    return (dispatch & 0xFFF) << 50 | (group_index & 0x7FFFF) << 31 | (thread & 0x3FF) << 21 | (epoch & 0x3FF) << 11 |
-           (simd_epoch & 0x1FF) << 2 | (is_atomic_access ? atomic_bit : 0) | valid;
+    return (dispatch & 0xFFF) << 50 | (group_index & 0x7FFFF) << 31 | (thread & 0x3FF) << 21 |
+           (epoch & 0x3FF) << 11 | (simd_epoch & 0x1FF) << 2 | (is_atomic_access ? atomic_bit : 0) | valid;
 }
 
 // Whether the access with stamp `p` was synchronised before the current one with stamp `c`.
@@ -47,7 +48,8 @@ bool ordered(uint64_t p, uint64_t c, const Buffer* buffer) {
     if (dispatch_of(p) != dispatch_of(c)) return ordering::ordered_before(dispatch_of(p), buffer);
     if (p & of_groups) return false;
     if (group_of(p) != group_of(c))
-        return !(p & shared) && ordering::group_ordered(group_of(p), epoch_of(p), thread_of(p), epoch_of(c), thread_of(c));
+        return !(p & shared) &&
+               ordering::group_ordered(group_of(p), epoch_of(p), thread_of(p), epoch_of(c), thread_of(c));
     if (epoch_of(p) != epoch_of(c)) return true;
     if (!(p & shared) && thread_of(p) == thread_of(c)) return true;
     if (has_many_simdgroups(p)) return false;
@@ -66,19 +68,22 @@ uint64_t merge_read(uint64_t r, uint64_t now) {
     return simd_epoch_of(r) != simd_epoch_of(now) ? now : now | shared;
 }
 
-__attribute__((noinline)) void report_race(const char* what, uint64_t p, uint64_t c, const Buffer* b, uint64_t offset,
-                                           void* pc) {
-    std::string place = std::string(what) + " on " + (b ? b->name : "threadgroup memory") + "+" + std::to_string(offset);
+__attribute__((noinline)) void report_race(const char* what, uint64_t p, uint64_t c, const Buffer* b,
+                                           uint64_t offset, void* pc) {
+    std::string place =
+        std::string(what) + " on " + (b ? b->name : "threadgroup memory") + "+" + std::to_string(offset);
     if (dispatch_of(p) != dispatch_of(c)) {
-        report("dispatch-hazard", place + ": no barrier, fence or event since an earlier dispatch touched it", {pc});
+        report("dispatch-hazard", place + ": no barrier, fence or event since an earlier dispatch touched it",
+               {pc});
         return;
     }
-    const char* kind = !b                            ? "race-threadgroup"
+    const char* kind = !b                                              ? "race-threadgroup"
                        : group_of(p) != group_of(c) || (p & of_groups) ? "race-across-groups"
-                                                    : "race-device";
-    std::string other = p & of_groups ? "several threadgroups"
-                                      : "threadgroup " + std::to_string(group_of(p)) +
-                                            (has_many_simdgroups(p) ? "" : " thread " + std::to_string(thread_of(p)));
+                                                                       : "race-device";
+    std::string other = p & of_groups
+                            ? "several threadgroups"
+                            : "threadgroup " + std::to_string(group_of(p)) +
+                                  (has_many_simdgroups(p) ? "" : " thread " + std::to_string(thread_of(p)));
     report(kind, place + " with " + other, {pc});
 }
 
@@ -98,14 +103,21 @@ std::string describe(Access kind, unsigned size) {
 
 void check_buffer(const Buffer* b, uint64_t offset, unsigned size, Access kind, void* pc) {
     if (!b) return abandon("out-of-bounds", describe(kind, size) + " outside any buffer", pc);
-    if (!b->live) return abandon("use-after-free", describe(kind, size) + " of " + b->name + ", which was released", pc);
+    if (!b->live)
+        return abandon("use-after-free", describe(kind, size) + " of " + b->name + ", which was released",
+                       pc);
     if (offset + size > b->length)
-        return abandon("out-of-bounds", describe(kind, size) + " at offset " + std::to_string(offset) + " of " + b->name +
-                                            " (length " + std::to_string(b->length) + ")", pc);
+        return abandon("out-of-bounds",
+                       describe(kind, size) + " at offset " + std::to_string(offset) + " of " + b->name +
+                           " (length " + std::to_string(b->length) + ")",
+                       pc);
     if (b->bound_dispatch != ordering::dispatch_serial())
-        report("unbound-buffer", describe(kind, size) + " of " + b->name + ", which this dispatch neither binds nor uses", {pc});
+        report("unbound-buffer",
+               describe(kind, size) + " of " + b->name + ", which this dispatch neither binds nor uses",
+               {pc});
     else if (offset < b->lowest_offset)
-        report("below-binding", "offset " + std::to_string(offset) + " of " + b->name + " is below the bound offset", {pc});
+        report("below-binding",
+               "offset " + std::to_string(offset) + " of " + b->name + " is below the bound offset", {pc});
     if (stores(kind) && b->read_only) report("write-constant", b->name, {pc});
 }
 
@@ -120,20 +132,25 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
     for (unsigned i = 0; i < size; i++, c++) {
         uint64_t w = c->write, r = c->read;
         if (w == unusable && !b)
-            return abandon("out-of-bounds", describe(kind, size) + " outside a threadgroup variable", pc), fresh;
+            return abandon("out-of-bounds", describe(kind, size) + " outside a threadgroup variable", pc),
+                   fresh;
         if (w) {
             if (!(atomic && is_atomic(w)) && !ordered(w, now, b))
-                report_race(kind == Access::read ? "read after write" : "write after write", w, now, b, offset, pc);
+                report_race(kind == Access::read ? "read after write" : "write after write", w, now, b,
+                            offset, pc);
         } else if (loads(kind) && (!b || b->track_initialisation)) {
-            report("uninitialised", b ? "read of " + b->name + "+" + std::to_string(offset) + ", which nobody wrote"
-                                      : "read of threadgroup memory that nobody wrote", {pc});
+            report("uninitialised",
+                   b ? "read of " + b->name + "+" + std::to_string(offset) + ", which nobody wrote"
+                     : "read of threadgroup memory that nobody wrote",
+                   {pc});
         }
         if (kind == Access::read) {
             fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
             c->read = merge_read(r, now);
             continue;
         }
-        if (r && !(atomic && is_atomic(r)) && !ordered(r, now, b)) report_race("write after read", r, now, b, offset, pc);
+        if (r && !(atomic && is_atomic(r)) && !ordered(r, now, b))
+            report_race("write after read", r, now, b, offset, pc);
         if (stores(kind)) fresh.written += dispatch_of(w) != dispatch_of(now) || !w;
         if (loads(kind)) fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
         c->write = now;
@@ -165,9 +182,10 @@ void access(uintptr_t address, unsigned size, Access kind, void* pc) {
         return abandon("out-of-bounds", describe(kind, size) + " beyond the threadgroup memory", pc);
     }
     const Thread* t = current_thread;
-    uint64_t now = stamp(ordering::current_dispatch(), group.index, t->index,
-                         in_buffer ? group.epoch_device : group.epoch_threadgroup,
-                         in_buffer ? t->simdgroup->epoch_device : t->simdgroup->epoch_threadgroup, is_atomic(kind));
+    uint64_t now =
+        stamp(ordering::current_dispatch(), group.index, t->index,
+              in_buffer ? group.epoch_device : group.epoch_threadgroup,
+              in_buffer ? t->simdgroup->epoch_device : t->simdgroup->epoch_threadgroup, is_atomic(kind));
     Fresh fresh = touch(cells + offset, size, kind, now, in_buffer ? b : nullptr, within, pc);
     if (in_buffer && !b->read_only) {
         counters::Traffic& traffic = counters::current_traffic();

@@ -165,12 +165,6 @@ struct remove_addrspace<thread T> {
 };
 template <typename T>
 using remove_addrspace_t = typename remove_addrspace<T>::type;
-template <typename... Ts>
-struct make_void {
-    typedef void type;
-};
-template <typename... Ts>
-using void_t = typename make_void<Ts...>::type;
 template <typename T>
 T declval();
 template <typename T>

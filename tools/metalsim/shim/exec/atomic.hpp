@@ -4,7 +4,7 @@
 #include "barrier.hpp"
 #include "scalar.hpp"
 
-namespace metal {
+namespace msl::metal {
 template <class T>
 struct atomic {
     T value;
@@ -18,18 +18,18 @@ using atomic_ulong = atomic<ulong>;
 #define METALSIM_ATOMIC __attribute__((noinline, no_sanitize("thread")))
 #define METALSIM_NOTE(kind) \
     metalsim::atomic_access(p, sizeof(T), metalsim::AtomicKind::kind, __builtin_return_address(0))
-#define METALSIM_READ_MODIFY_WRITE(name, expression)                                              \
-    template <class T>                                                                            \
-    METALSIM_ATOMIC T name(volatile atomic<T>* p, std::common_type_t<T> x, memory_order) {        \
-        METALSIM_NOTE(read_modify_write);                                                         \
-        T old = p->value;                                                                         \
-        p->value = T(expression);                                                                 \
-        return old;                                                                               \
+#define METALSIM_READ_MODIFY_WRITE(name, expression)                                       \
+    template <class T>                                                                     \
+    METALSIM_ATOMIC T name(volatile atomic<T>* p, std::common_type_t<T> x, memory_order) { \
+        METALSIM_NOTE(read_modify_write);                                                  \
+        T old = p->value;                                                                  \
+        p->value = T(expression);                                                          \
+        return old;                                                                        \
     }
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_add_explicit, old + x)
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_sub_explicit, old - x)
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_or_explicit, old | x)
-METALSIM_READ_MODIFY_WRITE(atomic_fetch_and_explicit, old & x)
+METALSIM_READ_MODIFY_WRITE(atomic_fetch_and_explicit, old& x)
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_xor_explicit, old ^ x)
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_max_explicit, old < x ? x : old)
 METALSIM_READ_MODIFY_WRITE(atomic_fetch_min_explicit, x < old ? x : old)
@@ -61,9 +61,10 @@ METALSIM_ATOMIC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* p
 }
 
 // For last-block counters. Placed directly behind the read-modify-write of `counter`: from here on, what
-// the threadgroups that passed their own read-modify-write had ordered before it is ordered before this thread.
+// the threadgroups that passed their own read-modify-write had ordered before it is ordered before this
+// thread.
 template <class T>
 void metalsim_ordered_counter(const volatile atomic<T>* counter) {
     metalsim::ordered_counter(counter);
 }
-}  // namespace metal
+}  // namespace msl::metal

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernel_abi.hpp"
 
-namespace metal {
+namespace msl::metal {
 enum class mem_flags : unsigned {
     mem_none = 0,
     mem_device = 1,
@@ -20,7 +20,12 @@ enum memory_order {
     memory_order_acq_rel,
     memory_order_seq_cst
 };
-enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+enum thread_scope {
+    thread_scope_thread,
+    thread_scope_simdgroup,
+    thread_scope_threadgroup,
+    thread_scope_device
+};
 
 // Default arguments are evaluated where the function is called, which gives each call its own site.
 #define METALSIM_SITE \
@@ -37,4 +42,4 @@ inline void simdgroup_barrier(mem_flags flags, METALSIM_SITE) {
 inline void atomic_thread_fence(mem_flags flags, memory_order, thread_scope scope = thread_scope_device) {
     if (scope == thread_scope_device) metalsim::thread_fence(unsigned(flags));
 }
-}  // namespace metal
+}  // namespace msl::metal

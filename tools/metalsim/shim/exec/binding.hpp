@@ -60,17 +60,17 @@ T from_uint3(Uint3 v) {
     }
 }
 
-#define METALSIM_BUILTIN(attribute, expression)                                        \
-    struct attribute {                                                                 \
-        template <class P>                                                             \
-        static P get(const Arguments&, const Thread& t) {                              \
-            (void)t;                                                                   \
-            return from_uint3<std::remove_cv_t<P>>(expression);                        \
-        }                                                                              \
-        template <class P>                                                             \
-        static constexpr ParameterInfo info() {                                        \
-            return {ParameterKind::builtin, 0, 0, 1, true, false};                     \
-        }                                                                              \
+#define METALSIM_BUILTIN(attribute, expression)                    \
+    struct attribute {                                             \
+        template <class P>                                         \
+        static P get(const Arguments&, const Thread& t) {          \
+            (void)t;                                               \
+            return from_uint3<std::remove_cv_t<P>>(expression);    \
+        }                                                          \
+        template <class P>                                         \
+        static constexpr ParameterInfo info() {                    \
+            return {ParameterKind::builtin, 0, 0, 1, true, false}; \
+        }                                                          \
     };
 METALSIM_BUILTIN(thread_position_in_grid, t.position_in_grid)
 METALSIM_BUILTIN(thread_position_in_threadgroup, t.position_in_threadgroup)
@@ -86,8 +86,10 @@ METALSIM_BUILTIN(threadgroups_per_grid, current_launch->threadgroups_per_grid)
 METALSIM_BUILTIN(dispatch_threads_per_threadgroup, current_launch->dispatch_threads_per_threadgroup)
 METALSIM_BUILTIN(threads_per_simdgroup, (Uint3{simd_width}))
 METALSIM_BUILTIN(thread_execution_width, (Uint3{simd_width}))
-METALSIM_BUILTIN(simdgroups_per_threadgroup, (Uint3{uint32_t((current_launch->threads_per_threadgroup.count() + 31) / 32)}))
-METALSIM_BUILTIN(quadgroups_per_threadgroup, (Uint3{uint32_t((current_launch->threads_per_threadgroup.count() + 3) / 4)}))
+METALSIM_BUILTIN(simdgroups_per_threadgroup,
+                 (Uint3{uint32_t((current_launch->threads_per_threadgroup.count() + 31) / 32)}))
+METALSIM_BUILTIN(quadgroups_per_threadgroup,
+                 (Uint3{uint32_t((current_launch->threads_per_threadgroup.count() + 3) / 4)}))
 
 template <int index, bool optional>
 struct buffer {
@@ -125,7 +127,9 @@ struct KernelRegistration {
     static void call(const Arguments& a, const Thread& t, std::index_sequence<I...>) {
         F(Sources::template get<typename ParameterType<I, decltype(F)>::type>(a, t)...);
     }
-    static void entry(const Arguments& a, const Thread& t) { call(a, t, std::index_sequence_for<Sources...>{}); }
+    static void entry(const Arguments& a, const Thread& t) {
+        call(a, t, std::index_sequence_for<Sources...>{});
+    }
     template <size_t... I>
     static const ParameterInfo* parameters(std::index_sequence<I...>) {
         static const ParameterInfo list[sizeof...(I) + 1] = {
@@ -133,8 +137,8 @@ struct KernelRegistration {
         return list;
     }
     KernelRegistration(const char* name, uint32_t max_threads) {
-        register_kernel({name, &entry, parameters(std::index_sequence_for<Sources...>{}), sizeof...(Sources), max_threads,
-                         &KernelSlots<F>::list});
+        register_kernel({name, &entry, parameters(std::index_sequence_for<Sources...>{}), sizeof...(Sources),
+                         max_threads, &KernelSlots<F>::list});
     }
 };
 }  // namespace metalsim

@@ -3,7 +3,7 @@
 #include "barrier.hpp"
 #include "math.hpp"
 
-namespace metal {
+namespace msl::metal {
 namespace detail {
 
 // The values that lanes bring to a collective and take away from it. Lanes outside `active` hold NaN bits.
@@ -154,10 +154,12 @@ struct Shuffle {
             if (from < 0 || from >= l.width) {
                 l.out[lane] = l.in[lane];
                 if constexpr (move == Move::index || move == Move::exclusive_or)
-                    metalsim::report_from_kernel("simd-shuffle-range", "shuffle from a lane index out of range", nullptr);
+                    metalsim::report_from_kernel("simd-shuffle-range",
+                                                 "shuffle from a lane index out of range", nullptr);
             } else {
                 if (!l.is_active(l.first + from))
-                    metalsim::report_from_kernel("simd-inactive-lane", "shuffle reads an inactive lane", nullptr);
+                    metalsim::report_from_kernel("simd-inactive-lane", "shuffle reads an inactive lane",
+                                                 nullptr);
                 l.out[lane] = l.in[l.first + from];
             }
         }
@@ -194,63 +196,65 @@ struct Ballot {
     T name(T value, ushort by, METALSIM_SITE) {                                                      \
         return detail::Collective<T, detail::Shuffle<move>, quad>::run(value, by, METALSIM_HERE(0)); \
     }
-#define METALSIM_GROUP(group, quad)                                                                  \
-    METALSIM_COLLECTIVE(group##_sum, quad, detail::Reduce<detail::Sum>)                              \
-    METALSIM_COLLECTIVE(group##_product, quad, detail::Reduce<detail::Product>)                      \
-    METALSIM_COLLECTIVE(group##_max, quad, detail::Reduce<detail::Maximum>)                          \
-    METALSIM_COLLECTIVE(group##_min, quad, detail::Reduce<detail::Minimum>)                          \
-    METALSIM_COLLECTIVE(group##_and, quad, detail::Reduce<detail::And>)                              \
-    METALSIM_COLLECTIVE(group##_or, quad, detail::Reduce<detail::Or>)                                \
-    METALSIM_COLLECTIVE(group##_xor, quad, detail::Reduce<detail::Xor>)                              \
-    METALSIM_COLLECTIVE(group##_prefix_inclusive_sum, quad, detail::Scan<detail::Sum, false>)        \
-    METALSIM_COLLECTIVE(group##_prefix_exclusive_sum, quad, detail::Scan<detail::Sum, true>)         \
+#define METALSIM_GROUP(group, quad)                                                                   \
+    METALSIM_COLLECTIVE(group##_sum, quad, detail::Reduce<detail::Sum>)                               \
+    METALSIM_COLLECTIVE(group##_product, quad, detail::Reduce<detail::Product>)                       \
+    METALSIM_COLLECTIVE(group##_max, quad, detail::Reduce<detail::Maximum>)                           \
+    METALSIM_COLLECTIVE(group##_min, quad, detail::Reduce<detail::Minimum>)                           \
+    METALSIM_COLLECTIVE(group##_and, quad, detail::Reduce<detail::And>)                               \
+    METALSIM_COLLECTIVE(group##_or, quad, detail::Reduce<detail::Or>)                                 \
+    METALSIM_COLLECTIVE(group##_xor, quad, detail::Reduce<detail::Xor>)                               \
+    METALSIM_COLLECTIVE(group##_prefix_inclusive_sum, quad, detail::Scan<detail::Sum, false>)         \
+    METALSIM_COLLECTIVE(group##_prefix_exclusive_sum, quad, detail::Scan<detail::Sum, true>)          \
     METALSIM_COLLECTIVE(group##_prefix_inclusive_product, quad, detail::Scan<detail::Product, false>) \
-    METALSIM_COLLECTIVE(group##_prefix_exclusive_product, quad, detail::Scan<detail::Product, true>) \
-    METALSIM_COLLECTIVE(group##_broadcast_first, quad, detail::BroadcastFirst)                       \
-    METALSIM_MOVE(group##_shuffle, quad, detail::Move::index)                                        \
-    METALSIM_MOVE(group##_broadcast, quad, detail::Move::index)                                      \
-    METALSIM_MOVE(group##_shuffle_xor, quad, detail::Move::exclusive_or)                             \
-    METALSIM_MOVE(group##_shuffle_up, quad, detail::Move::up)                                        \
-    METALSIM_MOVE(group##_shuffle_down, quad, detail::Move::down)                                    \
-    METALSIM_MOVE(group##_shuffle_rotate_up, quad, detail::Move::rotate_up)                          \
-    METALSIM_MOVE(group##_shuffle_rotate_down, quad, detail::Move::rotate_down)                      \
-    struct group##_vote {                                                                            \
-        using vote_t = uint64_t;                                                                     \
-        uint64_t votes;                                                                              \
-        uint32_t active;                                                                             \
-        explicit group##_vote(uint64_t v = 0, uint32_t a = ~0u) : votes(v), active(a) {}             \
-        explicit operator vote_t() const { return votes; }                                           \
-        bool any() const { return votes != 0; }                                                      \
-        bool all() const { return uint32_t(votes) == active; }                                       \
-    };                                                                                               \
-    inline group##_vote group##_ballot(bool p, METALSIM_SITE) {                                      \
+    METALSIM_COLLECTIVE(group##_prefix_exclusive_product, quad, detail::Scan<detail::Product, true>)  \
+    METALSIM_COLLECTIVE(group##_broadcast_first, quad, detail::BroadcastFirst)                        \
+    METALSIM_MOVE(group##_shuffle, quad, detail::Move::index)                                         \
+    METALSIM_MOVE(group##_broadcast, quad, detail::Move::index)                                       \
+    METALSIM_MOVE(group##_shuffle_xor, quad, detail::Move::exclusive_or)                              \
+    METALSIM_MOVE(group##_shuffle_up, quad, detail::Move::up)                                         \
+    METALSIM_MOVE(group##_shuffle_down, quad, detail::Move::down)                                     \
+    METALSIM_MOVE(group##_shuffle_rotate_up, quad, detail::Move::rotate_up)                           \
+    METALSIM_MOVE(group##_shuffle_rotate_down, quad, detail::Move::rotate_down)                       \
+    struct group##_vote {                                                                             \
+        using vote_t = uint64_t;                                                                      \
+        uint64_t votes;                                                                               \
+        uint32_t active;                                                                              \
+        explicit group##_vote(uint64_t v = 0, uint32_t a = ~0u) : votes(v), active(a) {}              \
+        explicit operator vote_t() const { return votes; }                                            \
+        bool any() const { return votes != 0; }                                                       \
+        bool all() const { return uint32_t(votes) == active; }                                        \
+    };                                                                                                \
+    inline group##_vote group##_ballot(bool p, METALSIM_SITE) {                                       \
         uint64_t b = detail::Collective<uint64_t, detail::Ballot, quad>::run(p, 0, METALSIM_HERE(0)); \
-        return group##_vote(uint32_t(b), uint32_t(b >> 32));                                         \
-    }                                                                                                \
-    inline bool group##_all(bool p, METALSIM_SITE) {                                                 \
-        return group##_ballot(p, file_, line_, column_).all();                                       \
-    }                                                                                                \
-    inline bool group##_any(bool p, METALSIM_SITE) {                                                 \
-        return group##_ballot(p, file_, line_, column_).any();                                       \
-    }                                                                                                \
-    inline group##_vote group##_active_threads_mask(METALSIM_SITE) {                                 \
-        return group##_ballot(true, file_, line_, column_);                                          \
-    }                                                                                                \
-    inline bool group##_is_first(METALSIM_SITE) {                                                    \
-        uint32_t active = group##_ballot(true, file_, line_, column_).active;                        \
-        return metalsim::current_thread->lane % (quad ? 4 : 32) == uint32_t(__builtin_ctz(active));  \
+        return group##_vote(uint32_t(b), uint32_t(b >> 32));                                          \
+    }                                                                                                 \
+    inline bool group##_all(bool p, METALSIM_SITE) {                                                  \
+        return group##_ballot(p, file_, line_, column_).all();                                        \
+    }                                                                                                 \
+    inline bool group##_any(bool p, METALSIM_SITE) {                                                  \
+        return group##_ballot(p, file_, line_, column_).any();                                        \
+    }                                                                                                 \
+    inline group##_vote group##_active_threads_mask(METALSIM_SITE) {                                  \
+        return group##_ballot(true, file_, line_, column_);                                           \
+    }                                                                                                 \
+    inline bool group##_is_first(METALSIM_SITE) {                                                     \
+        uint32_t active = group##_ballot(true, file_, line_, column_).active;                         \
+        return metalsim::current_thread->lane % (quad ? 4 : 32) == uint32_t(__builtin_ctz(active));   \
     }
 METALSIM_GROUP(simd, false)
 METALSIM_GROUP(quad, true)
 
 template <class T>
 T simd_shuffle_and_fill_up(T value, T fill, ushort delta, METALSIM_SITE) {
-    T r = detail::Collective<T, detail::Shuffle<detail::Move::up>, false>::run(value, delta, METALSIM_HERE(0));
+    T r =
+        detail::Collective<T, detail::Shuffle<detail::Move::up>, false>::run(value, delta, METALSIM_HERE(0));
     return metalsim::current_thread->lane < delta ? fill : r;
 }
 template <class T>
 T simd_shuffle_and_fill_down(T value, T fill, ushort delta, METALSIM_SITE) {
-    T r = detail::Collective<T, detail::Shuffle<detail::Move::down>, false>::run(value, delta, METALSIM_HERE(0));
+    T r = detail::Collective<T, detail::Shuffle<detail::Move::down>, false>::run(value, delta,
+                                                                                 METALSIM_HERE(0));
     return metalsim::current_thread->lane + delta > 31 ? fill : r;
 }
-}  // namespace metal
+}  // namespace msl::metal

@@ -2,58 +2,58 @@
 #pragma once
 #include "vector.hpp"
 
-namespace metal {
+namespace msl::metal {
 template <class T>
 using arithmetic_t = std::enable_if_t<is_arithmetic_v<T>, T>;
 
-#define METALSIM_UNARY(name, expression)                      \
-    inline float name(float x) { return expression; }         \
-    inline half name(half h) {                                \
-        float x = h;                                          \
-        return half(expression);                              \
-    }                                                         \
-    inline bfloat name(bfloat b) {                            \
-        float x = b;                                          \
-        return bfloat(expression);                            \
-    }                                                         \
-    template <class T, int N>                                 \
-    vec<T, N> name(const vec<T, N>& a) {                      \
-        return map([](T p) { return name(p); }, a);           \
+#define METALSIM_UNARY(name, expression)              \
+    inline float name(float x) { return expression; } \
+    inline half name(half h) {                        \
+        float x = h;                                  \
+        return half(expression);                      \
+    }                                                 \
+    inline bfloat name(bfloat b) {                    \
+        float x = b;                                  \
+        return bfloat(expression);                    \
+    }                                                 \
+    template <class T, int N>                         \
+    vec<T, N> name(const vec<T, N>& a) {              \
+        return map([](T p) { return name(p); }, a);   \
     }
-#define METALSIM_TRANSCENDENTAL                     \
-    METALSIM_UNARY(exp, ::expf(x))                  \
-    METALSIM_UNARY(exp2, ::exp2f(x))                \
-    METALSIM_UNARY(exp10, ::powf(10.0f, x))         \
-    METALSIM_UNARY(log, ::logf(x))                  \
-    METALSIM_UNARY(log2, ::log2f(x))                \
-    METALSIM_UNARY(log10, ::log10f(x))              \
-    METALSIM_UNARY(sqrt, ::sqrtf(x))                \
-    METALSIM_UNARY(rsqrt, 1.0f / ::sqrtf(x))        \
-    METALSIM_UNARY(sin, ::sinf(x))                  \
-    METALSIM_UNARY(cos, ::cosf(x))                  \
-    METALSIM_UNARY(tan, ::tanf(x))                  \
-    METALSIM_UNARY(asin, ::asinf(x))                \
-    METALSIM_UNARY(acos, ::acosf(x))                \
-    METALSIM_UNARY(atan, ::atanf(x))                \
-    METALSIM_UNARY(sinh, ::sinhf(x))                \
-    METALSIM_UNARY(cosh, ::coshf(x))                \
-    METALSIM_UNARY(tanh, ::tanhf(x))                \
-    METALSIM_UNARY(floor, ::floorf(x))              \
-    METALSIM_UNARY(ceil, ::ceilf(x))                \
-    METALSIM_UNARY(rint, ::rintf(x))                \
-    METALSIM_UNARY(round, ::roundf(x))              \
-    METALSIM_UNARY(trunc, ::truncf(x))              \
-    METALSIM_UNARY(fract, x - ::floorf(x))          \
-    METALSIM_UNARY(fabs, ::fabsf(x))                \
+#define METALSIM_TRANSCENDENTAL              \
+    METALSIM_UNARY(exp, ::expf(x))           \
+    METALSIM_UNARY(exp2, ::exp2f(x))         \
+    METALSIM_UNARY(exp10, ::powf(10.0f, x))  \
+    METALSIM_UNARY(log, ::logf(x))           \
+    METALSIM_UNARY(log2, ::log2f(x))         \
+    METALSIM_UNARY(log10, ::log10f(x))       \
+    METALSIM_UNARY(sqrt, ::sqrtf(x))         \
+    METALSIM_UNARY(rsqrt, 1.0f / ::sqrtf(x)) \
+    METALSIM_UNARY(sin, ::sinf(x))           \
+    METALSIM_UNARY(cos, ::cosf(x))           \
+    METALSIM_UNARY(tan, ::tanf(x))           \
+    METALSIM_UNARY(asin, ::asinf(x))         \
+    METALSIM_UNARY(acos, ::acosf(x))         \
+    METALSIM_UNARY(atan, ::atanf(x))         \
+    METALSIM_UNARY(sinh, ::sinhf(x))         \
+    METALSIM_UNARY(cosh, ::coshf(x))         \
+    METALSIM_UNARY(tanh, ::tanhf(x))         \
+    METALSIM_UNARY(floor, ::floorf(x))       \
+    METALSIM_UNARY(ceil, ::ceilf(x))         \
+    METALSIM_UNARY(rint, ::rintf(x))         \
+    METALSIM_UNARY(round, ::roundf(x))       \
+    METALSIM_UNARY(trunc, ::truncf(x))       \
+    METALSIM_UNARY(fract, x - ::floorf(x))   \
+    METALSIM_UNARY(fabs, ::fabsf(x))         \
     METALSIM_UNARY(sign, x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f)
-#define METALSIM_BINARY_MATH                                                \
-    inline float pow(float a, float b) { return ::powf(a, b); }             \
-    inline float powr(float a, float b) { return ::powf(a, b); }            \
-    inline float fmod(float a, float b) { return ::fmodf(a, b); }           \
-    inline float fmin(float a, float b) { return ::fminf(a, b); }           \
-    inline float fmax(float a, float b) { return ::fmaxf(a, b); }           \
-    inline float atan2(float a, float b) { return ::atan2f(a, b); }         \
-    inline float divide(float a, float b) { return a / b; }                 \
+#define METALSIM_BINARY_MATH                                                      \
+    inline float pow(float a, float b) { return ::powf(a, b); }                   \
+    inline float powr(float a, float b) { return ::powf(a, b); }                  \
+    inline float fmod(float a, float b) { return ::fmodf(a, b); }                 \
+    inline float fmin(float a, float b) { return ::fminf(a, b); }                 \
+    inline float fmax(float a, float b) { return ::fmaxf(a, b); }                 \
+    inline float atan2(float a, float b) { return ::atan2f(a, b); }               \
+    inline float divide(float a, float b) { return a / b; }                       \
     inline float copysign(float a, float b) { return __builtin_copysignf(a, b); } \
     inline float ldexp(float a, int e) { return ::ldexpf(a, e); }
 METALSIM_TRANSCENDENTAL
@@ -185,4 +185,4 @@ T insert_bits(T base, T insert, uint offset, uint bits) {
     U mask = bits < 8 * sizeof(T) ? U((U(1) << bits) - 1) << offset : U(~U(0));
     return T((U(base) & ~mask) | ((U(insert) << offset) & mask));
 }
-}  // namespace metal
+}  // namespace msl::metal

@@ -2,7 +2,7 @@
 #pragma once
 #include "collective.hpp"
 
-namespace metal {
+namespace msl::metal {
 namespace detail {
 struct MatrixPosition {
     int row, column;
@@ -21,7 +21,8 @@ struct simdgroup_matrix {
     simdgroup_matrix() = default;
     explicit simdgroup_matrix(T diagonal) {
         detail::MatrixPosition at(metalsim::current_thread->lane);
-        elements = vec<T, 2>(at.row == at.column ? diagonal : T(0), at.row == at.column + 1 ? diagonal : T(0));
+        elements =
+            vec<T, 2>(at.row == at.column ? diagonal : T(0), at.row == at.column + 1 ? diagonal : T(0));
     }
     vec<T, 2>& thread_elements() { return elements; }
 };
@@ -38,15 +39,17 @@ simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
 
 // All lanes must take part, but the load and the store order no memory.
 template <class T>
-void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* p, ulong elements_per_row = 8, ulong2 origin = ulong2(0),
-                    bool transpose = false, METALSIM_SITE) {
+void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* p, ulong elements_per_row = 8,
+                    ulong2 origin = ulong2(0), bool transpose = false, METALSIM_SITE) {
     metalsim::simdgroup_barrier_wait(0, METALSIM_HERE(3));
     detail::MatrixPosition at(metalsim::current_thread->lane);
     p += origin.y * elements_per_row + origin.x;
     if (transpose)
-        m.elements = vec<T, 2>(p[at.column * elements_per_row + at.row], p[(at.column + 1) * elements_per_row + at.row]);
+        m.elements = vec<T, 2>(p[at.column * elements_per_row + at.row],
+                               p[(at.column + 1) * elements_per_row + at.row]);
     else
-        m.elements = vec<T, 2>(p[at.row * elements_per_row + at.column], p[at.row * elements_per_row + at.column + 1]);
+        m.elements =
+            vec<T, 2>(p[at.row * elements_per_row + at.column], p[at.row * elements_per_row + at.column + 1]);
 }
 template <class T>
 void simdgroup_store(simdgroup_matrix<T, 8, 8> m, T* p, ulong elements_per_row = 8, ulong2 origin = ulong2(0),
@@ -75,7 +78,8 @@ struct MultiplyAccumulate {
     template <class A, class B, class D>
     void operator()(Lanes<MultiplyOperands<A, B, D>>& l) {
         if (l.active != ~0u)
-            metalsim::report_from_kernel("simd-partial-matrix", "simdgroup matrix operation with inactive lanes", nullptr);
+            metalsim::report_from_kernel("simd-partial-matrix",
+                                         "simdgroup matrix operation with inactive lanes", nullptr);
         float a[8][8], b[8][8];
         for (int lane = 0; lane < 32; lane++) {
             MatrixPosition at(lane);
@@ -98,15 +102,17 @@ struct MultiplyAccumulate {
 }  // namespace detail
 
 template <class D, class A, class B, class C>
-void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b,
-                                   simdgroup_matrix<C, 8, 8> c, METALSIM_SITE) {
+void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
+                                   simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, METALSIM_SITE) {
     using Operands = detail::MultiplyOperands<A, B, D>;
     Operands in{a.elements, b.elements, vec<D, 2>(c.elements.x, c.elements.y)};
-    d.elements = detail::Collective<Operands, detail::MultiplyAccumulate, false>::run(in, 0, METALSIM_HERE(0)).c;
+    d.elements =
+        detail::Collective<Operands, detail::MultiplyAccumulate, false>::run(in, 0, METALSIM_HERE(0)).c;
 }
 template <class D, class A, class B>
-void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b,
-                        METALSIM_SITE) {
-    simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), file_, line_, column_);
+void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
+                        simdgroup_matrix<B, 8, 8> b, METALSIM_SITE) {
+    simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), file_, line_,
+                                  column_);
 }
-}  // namespace metal
+}  // namespace msl::metal

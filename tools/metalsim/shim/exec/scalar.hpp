@@ -24,7 +24,16 @@ inline constexpr half operator""h(unsigned long long v) { return half(v); }
 #define MAXFLOAT 3.402823466e+38f
 #endif
 
-namespace metal {
+namespace msl::metal {
+using ::int16_t;
+using ::int32_t;
+using ::int64_t;
+using ::int8_t;
+using ::size_t;
+using ::uint16_t;
+using ::uint32_t;
+using ::uint64_t;
+using ::uint8_t;
 using std::bool_constant;
 using std::conditional;
 using std::conditional_t;
@@ -47,16 +56,6 @@ using std::remove_cv_t;
 using std::remove_reference;
 using std::remove_reference_t;
 using std::true_type;
-using std::void_t;
-using ::int16_t;
-using ::int32_t;
-using ::int64_t;
-using ::int8_t;
-using ::size_t;
-using ::uint16_t;
-using ::uint32_t;
-using ::uint64_t;
-using ::uint8_t;
 template <class T>
 using remove_addrspace_t = T;
 
@@ -105,5 +104,5 @@ struct array {
     const T& operator[](size_t i) const { return elements[i]; }
     static constexpr size_t size() { return N; }
 };
-}  // namespace metal
-using metal::as_type;
+}  // namespace msl::metal
+using msl::metal::as_type;

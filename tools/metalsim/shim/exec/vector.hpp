@@ -5,7 +5,7 @@
 #include "metalsim_swizzles.inc"
 #include "scalar.hpp"
 
-namespace metal {
+namespace msl::metal {
 
 #ifdef METALSIM_CHECKED
 // Copying a vector verifies its alignment, as a GPU vector load needs it. The empty asm hides the address
@@ -15,22 +15,22 @@ __attribute__((noinline)) inline void check_alignment(const void* p, unsigned al
     asm("" : "+r"(address));
     if (address & (alignment - 1)) metalsim::misaligned_vector(p, alignment, __builtin_return_address(0));
 }
-#define METALSIM_COPY(...)                                   \
-    vec(const vec& o) {                                      \
-        ::metal::check_alignment(&o, alignof(vec));          \
-        __VA_ARGS__                                          \
-    }                                                        \
-    vec& operator=(const vec& o) {                           \
-        ::metal::check_alignment(this, alignof(vec));        \
-        __VA_ARGS__                                          \
-        return *this;                                        \
+#define METALSIM_COPY(...)                                 \
+    vec(const vec& o) {                                    \
+        ::msl::metal::check_alignment(&o, alignof(vec));   \
+        __VA_ARGS__                                        \
+    }                                                      \
+    vec& operator=(const vec& o) {                         \
+        ::msl::metal::check_alignment(this, alignof(vec)); \
+        __VA_ARGS__                                        \
+        return *this;                                      \
     }
 #else
 #define METALSIM_COPY(...)
 #endif
 
-#define METALSIM_SUBSCRIPT                                  \
-    T& operator[](int i) { return (&x)[i]; }                \
+#define METALSIM_SUBSCRIPT                   \
+    T& operator[](int i) { return (&x)[i]; } \
     const T& operator[](int i) const { return (&x)[i]; }
 
 template <class S>
@@ -61,7 +61,8 @@ struct alignas(4 * sizeof(T)) vec<T, 3> {
     METALSIM_COPY(x = o.x; y = o.y; z = o.z;)
     template <class S, class = if_arithmetic<S>>
     constexpr vec(S s) : x(T(s)), y(T(s)), z(T(s)) {}
-    template <class A, class B, class C, class = if_arithmetic<A>, class = if_arithmetic<B>, class = if_arithmetic<C>>
+    template <class A, class B, class C, class = if_arithmetic<A>, class = if_arithmetic<B>,
+              class = if_arithmetic<C>>
     constexpr vec(A a, B b, C c) : x(T(a)), y(T(b)), z(T(c)) {}
     vec(vec<T, 2> a, T c) : x(a.x), y(a.y), z(c) {}
     vec(T a, vec<T, 2> b) : x(a), y(b.x), z(b.y) {}
@@ -107,31 +108,31 @@ auto map(F f, const vec<T, N>& a, const vec<U, N>& b) {
 }
 
 // Macros because an operator's token can't be a template argument.
-#define METALSIM_BINARY(op)                                                                        \
-    template <class T, int N>                                                                      \
-    auto operator op(const vec<T, N>& a, const vec<T, N>& b) {                                     \
-        return map(                                                                                \
-            [](T p, T q) {                                                                         \
-                if constexpr (std::is_same_v<decltype(p op q), bool>)                              \
-                    return p op q;                                                                 \
-                else                                                                               \
-                    return T(p op q);                                                              \
-            },                                                                                     \
-            a, b);                                                                                 \
-    }                                                                                              \
-    template <class T, int N, class S, class = if_arithmetic<S>>                                   \
-    auto operator op(const vec<T, N>& a, S b) {                                                    \
-        return a op vec<T, N>(b);                                                                  \
-    }                                                                                              \
-    template <class T, int N, class S, class = if_arithmetic<S>>                                   \
-    auto operator op(S a, const vec<T, N>& b) {                                                    \
-        return vec<T, N>(a) op b;                                                                  \
+#define METALSIM_BINARY(op)                                           \
+    template <class T, int N>                                         \
+    auto operator op(const vec<T, N>& a, const vec<T, N>& b) {        \
+        return map(                                                   \
+            [](T p, T q) {                                            \
+                if constexpr (std::is_same_v<decltype(p op q), bool>) \
+                    return p op q;                                    \
+                else                                                  \
+                    return T(p op q);                                 \
+            },                                                        \
+            a, b);                                                    \
+    }                                                                 \
+    template <class T, int N, class S, class = if_arithmetic<S>>      \
+    auto operator op(const vec<T, N>& a, S b) {                       \
+        return a op vec<T, N>(b);                                     \
+    }                                                                 \
+    template <class T, int N, class S, class = if_arithmetic<S>>      \
+    auto operator op(S a, const vec<T, N>& b) {                       \
+        return vec<T, N>(a) op b;                                     \
     }
-#define METALSIM_ASSIGNING(op)                                \
-    METALSIM_BINARY(op)                                       \
-    template <class T, int N, class B>                        \
-    vec<T, N>& operator op##=(vec<T, N>& a, const B& b) {     \
-        return a = a op b;                                    \
+#define METALSIM_ASSIGNING(op)                               \
+    METALSIM_BINARY(op)                                      \
+    template <class T, int N, class B>                       \
+    vec<T, N>& operator op## = (vec<T, N> & a, const B& b) { \
+        return a = a op b;                                   \
     }
 METALSIM_ASSIGNING(+)
 METALSIM_ASSIGNING(-)
@@ -189,12 +190,12 @@ struct packed_vec {
     const T& operator[](int i) const { return v[i]; }
 };
 
-#define METALSIM_VECTOR_NAMES(T)             \
-    using T##2 = vec<T, 2>;                  \
-    using T##3 = vec<T, 3>;                  \
-    using T##4 = vec<T, 4>;                  \
-    using packed_##T##2 = packed_vec<T, 2>;  \
-    using packed_##T##3 = packed_vec<T, 3>;  \
+#define METALSIM_VECTOR_NAMES(T)            \
+    using T##2 = vec<T, 2>;                 \
+    using T##3 = vec<T, 3>;                 \
+    using T##4 = vec<T, 4>;                 \
+    using packed_##T##2 = packed_vec<T, 2>; \
+    using packed_##T##3 = packed_vec<T, 3>; \
     using packed_##T##4 = packed_vec<T, 4>;
 METALSIM_VECTOR_NAMES(float)
 METALSIM_VECTOR_NAMES(half)
@@ -208,4 +209,4 @@ METALSIM_VECTOR_NAMES(uchar)
 METALSIM_VECTOR_NAMES(long)
 METALSIM_VECTOR_NAMES(ulong)
 METALSIM_VECTOR_NAMES(bool)
-}  // namespace metal
+}  // namespace msl::metal

@@ -1,0 +1,192 @@
+"""Compiles an extension for Apple Silicon with the pinned compiler, and checks the result.
+
+zig ships the C and C++ library, the Objective-C and the dispatch headers of macOS; the two missing headers
+are in `stubs`, the link stubs of the frameworks in `tbd`. Symbols of Python are left to the interpreter,
+every other undefined symbol must belong to a library that the extension names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..paths import MACOS, build_directory
+from ..toolchain import metal_cpp, zig
+from . import macho, selectors
+
+_FRAMEWORKS = ("Metal", "Foundation", "CoreFoundation")
+_ALLOWED_LIBRARIES = ("/usr/lib/libSystem", "/usr/lib/libobjc", "/System/Library/Frameworks/")
+
+
+class CrossBuildError(RuntimeError):
+    """The build failed or its result breaks a rule; the text says which."""
+
+
+@dataclass
+class Options:
+    """What to build. Paths of Python and nanobind are used only with `nanobind_folder` set."""
+
+    sources: Sequence[Path]
+    output: Path
+    target: str = "14.0"
+    include: Sequence[Path] = ()
+    define: Sequence[str] = ()
+    nanobind_folder: Path | None = None
+    python_include: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["include"]))
+    stable_abi: str = ""
+    warnings_as_errors: bool = False
+
+
+@dataclass
+class Report:
+    """Facts about the finished extension."""
+
+    binary: macho.MachO
+    selectors: list[str]
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise CrossBuildError(result.stderr.strip() or f"{command[0]} failed")
+
+
+def _compiler(options: Options) -> list[str]:
+    return [str(zig()), "c++", "-target", f"aarch64-macos.{options.target}"]
+
+
+def _flags(options: Options) -> list[str]:
+    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-fno-strict-aliasing"]
+    flags += ["-I", str(MACOS / "stubs"), "-isystem", str(metal_cpp())]
+    for folder in options.include:
+        flags += ["-I", str(folder)]
+    flags += [f"-D{name}" for name in options.define]
+    if options.nanobind_folder is not None:
+        flags += ["-isystem", str(options.python_include), "-I", str(options.nanobind_folder / "include")]
+        flags += ["-I", str(options.nanobind_folder / "ext" / "robin_map" / "include")]
+        if options.stable_abi:
+            major, minor = options.stable_abi.split(".")
+            flags.append(f"-DPy_LIMITED_API=0x{int(major):02X}{int(minor):02X}0000")
+    return flags
+
+
+def _compile(options: Options, folder: Path) -> list[Path]:
+    flags, objects = _flags(options), []
+    warnings = ["-Wall", *(["-Werror"] if options.warnings_as_errors else [])]
+    for number, source in enumerate(options.sources):
+        target = folder / f"{number}-{source.stem}.o"
+        _run([*_compiler(options), *flags, *warnings, "-c", str(source), "-o", str(target)])
+        objects.append(target)
+    if options.nanobind_folder is not None:
+        objects.append(_nanobind_object(options, options.nanobind_folder, flags))
+    return objects
+
+
+def _nanobind_object(options: Options, nanobind: Path, flags: Sequence[str]) -> Path:
+    """nanobind's own code, the slowest part to compile; kept between builds."""
+    sources = sorted(path for path in (nanobind / "src").iterdir() if path.is_file())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    key.update("\0".join([*_compiler(options), *flags]).encode())
+    cached = build_directory() / "macos" / f"nanobind-{key.hexdigest()[:24]}.o"
+    if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        partial = cached.with_suffix(f".{os.getpid()}.o")
+        combined = str(nanobind / "src" / "nb_combined.cpp")
+        _run([*_compiler(options), *flags, "-w", "-c", combined, "-o", str(partial)])
+        partial.rename(cached)
+    return cached
+
+
+def _link(options: Options, folder: Path, objects: Sequence[Path]) -> None:
+    libraries = folder / "lib"
+    libraries.mkdir()
+    shutil.copy(MACOS / "tbd" / "libobjc.tbd", libraries)
+    command = [*_compiler(options), "-shared", "-undefined", "dynamic_lookup"]
+    command += ["-F", str(folder / "Frameworks"), "-L", str(libraries), "-lobjc"]
+    for name in _FRAMEWORKS:
+        framework = folder / "Frameworks" / f"{name}.framework"
+        framework.mkdir(parents=True)
+        shutil.copy(MACOS / "tbd" / f"{name}.tbd", framework)
+        command += ["-framework", name]
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    _run([*command, *map(str, objects), "-o", str(options.output)])
+
+
+def verify(path: Path, target: str) -> macho.MachO:
+    """Check a finished extension; raises CrossBuildError naming every broken rule."""
+    binary = macho.read(path)
+    problems = []
+    if binary.file_type != "dylib":
+        problems.append(f"it is a {binary.file_type}, not a dylib")
+    if binary.minimum_macos != target:
+        problems.append(f"it is for macOS {binary.minimum_macos}, not {target}")
+    if not binary.is_signed:
+        problems.append("it has no code signature")
+    problems += [f"it needs {name}" for name in binary.libraries if not name.startswith(_ALLOWED_LIBRARIES)]
+    problems += [
+        f"nothing has its symbol {symbol.name}"
+        for symbol in binary.undefined
+        if symbol.library is None and not symbol.weak and not symbol.name.startswith(("_Py", "__Py"))
+    ]
+    if problems:
+        raise CrossBuildError("\n".join(f"{path.name}: {problem}" for problem in problems))
+    return binary
+
+
+def cross_build(options: Options) -> Report:
+    """Build and check; raises CrossBuildError."""
+    with tempfile.TemporaryDirectory(prefix="metalsim-macos-") as name:
+        folder = Path(name)
+        objects = _compile(options, folder)
+        used = selectors.used(objects, metal_cpp())
+        _link(options, folder, objects)
+    binary = verify(options.output, options.target)
+    messages = selectors.check(used, options.target)
+    if messages:
+        raise CrossBuildError("\n".join(messages))
+    return Report(binary, used)
+
+
+def nanobind_folder() -> Path:
+    """The installed nanobind package; raises CrossBuildError."""
+    try:
+        import nanobind
+    except ImportError as error:
+        raise CrossBuildError(f"nanobind is not installed for {sys.executable}") from error
+    return Path(os.path.dirname(nanobind.__file__))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The `cross-build` command; returns the exit code."""
+    try:
+        folder = None if arguments.no_nanobind else arguments.nanobind or nanobind_folder()
+        options = Options(
+            sources=arguments.source,
+            output=arguments.output,
+            target=arguments.target,
+            include=arguments.include,
+            define=arguments.define,
+            nanobind_folder=folder,
+            stable_abi=arguments.stable_abi,
+            warnings_as_errors=arguments.warnings_as_errors,
+        )
+        if arguments.python_include:
+            options.python_include = arguments.python_include
+        report = cross_build(options)
+    except (CrossBuildError, macho.MachOError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    size = arguments.output.stat().st_size
+    print(f"{arguments.output}: arm64 dylib for macOS {report.binary.minimum_macos}, {size} bytes")
+    print(f"libraries: {', '.join(report.binary.libraries)}")
+    print(f"{len(report.selectors)} selectors, all on the list: {', '.join(report.selectors)}")
+    return 0
