@@ -283,7 +283,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 def _save(result: records.Result, options: argparse.Namespace) -> None:
     if options.save is not None:
-        for path in records.save(result, options.save, _shown_command(options), options.name):
+        for path in records.save(result, options.save, _shown_command(options), options.name, _say):
             print(path)
 
 

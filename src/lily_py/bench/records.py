@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lily_py.bench.ablate import AblateResult
+from lily_py.bench.arms import Say
 from lily_py.bench.machine import describe_machine
 from lily_py.bench.plot import plot_run
 from lily_py.bench.roofline import Roofline
@@ -48,12 +49,15 @@ class Record:
     result: Result
 
 
-def save(result: Result, folder: Path, command: str, name: str = "") -> list[Path]:
+def save(
+    result: Result, folder: Path, command: str, name: str = "", say: Say = lambda line: None
+) -> list[Path]:
     """Write a result's files and return them.
 
     Args:
         command: shown as the way to repeat it.
         name: of the files; built from kind, checkpoint and threads if empty.
+        say: called with the reason if no picture can be drawn.
     """
     kind = next(kind for kind, cls in _KINDS.items() if isinstance(result, cls))
     stem = name or _name(kind, result)
@@ -66,8 +70,8 @@ def save(result: Result, folder: Path, command: str, name: str = "") -> list[Pat
         written.append(write_csv(result, folder / f"{stem}.csv"))
         try:
             written.append(plot_run(result, folder / f"{stem}.png"))
-        except InvalidArgumentError as error:
-            result.notes.append(f"no picture: {error}")
+        except InvalidArgumentError as error:  # the figures are saved whether or not they can be drawn
+            say(f"no picture: {error}")
     return written
 
 
