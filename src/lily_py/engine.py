@@ -200,7 +200,7 @@ class Engine:
     def stream(self, prompt: PromptLike, **keywords: Unpack[Keywords]) -> Stream:
         """Answer a prompt chunk by chunk, one for each token; arguments and errors as for `generate`."""
         started = time.perf_counter()
-        request = self._runtime.read_request(prompt, keywords, known=("stream",))
+        request = self._runtime.read_request(prompt, keywords)
         if request.options.n != 1:
             raise InvalidArgumentError(
                 f"n must be 1 for a stream, got {request.options.n}; open several with different seeds"
@@ -360,7 +360,7 @@ class Engine:
 
     def _each_answer(self, keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the keywords of each of `n` answers: answer i is what the seed plus i gives alone."""
-        options, _ = self._runtime.read_keywords(keywords, known=("stream",))
+        options, _ = self._runtime.read_keywords(keywords)
         seed = new_seed() if options.seed is None else options.seed
         return [{**keywords, "n": 1, "seed": (seed + i) % (1 << 64)} for i in range(options.n)]
 
@@ -386,8 +386,13 @@ class _DefaultState:
             return self._extend(self._state, [token], None)
 
     def blocks(self) -> list[tuple[int, int]]:
-        state = self._state
-        return [] if state is None else state.blocks()
+        # In use, its memory is reserved, and its pages may be changing.
+        if not self._lock.acquire(blocking=False):
+            return []
+        try:
+            return [] if self._state is None else self._state.blocks()
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         with self._lock:
@@ -401,7 +406,7 @@ class _DefaultState:
             raise ContextLengthError(
                 f"the conversation would hold {length} tokens, the context is {self._runtime.context}"
             )
-        reserved = self._runtime.budget.admit(length, computed=before)
+        reserved = self._runtime.budget.admit(length)
         try:
             state.extend(tokens)
             logits = state.advance(progress=progress)

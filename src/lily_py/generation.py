@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy
 
 from lily_py import _core
+from lily_py.errors import InvalidArgumentError
 from lily_py.memory import peak_memory
 from lily_py.prompts import Prompt
 from lily_py.results import Chunk, FinishReason, Result, Timings, TokenLogprob, Usage
@@ -176,8 +177,8 @@ class Generation:
         for processor in self._options.logits_processors:
             changed = numpy.asarray(processor(list(self._state.tokens), changed), numpy.float32)
             if changed.shape != logits.shape:
-                raise ValueError(
-                    f"a logits processor returned shape {changed.shape}, expected {logits.shape}"
+                raise InvalidArgumentError(
+                    f"logits_processors: one returned shape {changed.shape}, expected {logits.shape}"
                 )
         return self._sampler.draw(numpy.ascontiguousarray(changed), logits)
 

@@ -96,50 +96,45 @@ class MemoryBudget:
                 f"and a conversation at least {format_size(self.conversation(1))}"
             )
 
-    def conversation(self, tokens: int, *, computed: int = 0) -> int:
+    def conversation(self, tokens: int) -> int:
         """Return the bytes that a conversation needs to reach a number of tokens.
 
         Counted are keys and values in whole pages and two recurrent states: the present one and a snapshot.
 
-        Args:
-            tokens: at its end.
-            computed: of them, those whose memory is there already.
         """
-        pages = -(-tokens // PAGE_TOKENS) - computed // PAGE_TOKENS
-        return max(0, pages) * PAGE_TOKENS * self._token_bytes + 2 * self._state_bytes
+        return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS * self._token_bytes + 2 * self._state_bytes
 
     @property
     def in_use(self) -> int:
         """Bytes of weights, live sessions and stored states, what they share counted once."""
         return self._fixed + sum({**dict(self._held()), **self._store.blocks()}.values())
 
-    def fitting(self, *, computed: int = 0) -> int | None:
+    def fitting(self) -> int | None:
         """Return how many tokens a conversation could reach, stored states given up; None for no limit."""
         if self.limit is None or not self._token_bytes:
             return None
         with self._lock:
-            return self._fitting(self._room(), computed)
+            return self._fitting(self._room())
 
-    def admit(self, tokens: int, *, computed: int = 0) -> int:
+    def admit(self, tokens: int) -> int:
         """Reserve memory for a conversation; return the bytes, to be given to `release`.
 
         Args:
             tokens: at its end.
-            computed: of them, those that a live session holds.
 
         Raises:
             MemoryBudgetError: says what is needed, what is allowed, and what would fit.
         """
         if self.limit is None:
             return 0
-        need = self.conversation(tokens, computed=computed)
+        need = self.conversation(tokens)
         with self._lock:
             room = self._room()
             if need > room:
                 raise MemoryBudgetError(
                     f"{tokens} tokens of context need {format_size(need)}, but of memory_limit "
                     f"{format_size(self.limit)} only {format_size(max(0, room))} are free beside the weights "
-                    f"({format_size(self._fixed)}) and live conversations; {self._fitting(room, computed)} "
+                    f"({format_size(self._fixed)}) and live conversations; {self._fitting(room)} "
                     "tokens would fit: shorten the prompt, lower max_tokens, close sessions or raise "
                     "memory_limit"
                 )
@@ -158,11 +153,11 @@ class MemoryBudget:
         self._store.budget = max(0, min(self._store_budget, room))
         self._store.trim(self._store.budget)
 
-    def _fitting(self, room: int, computed: int) -> int:
+    def _fitting(self, room: int) -> int:
         if not self._token_bytes:
             return 0
         pages = (room - self.conversation(0)) // (PAGE_TOKENS * self._token_bytes)
-        return max(0, int(pages) + computed // PAGE_TOKENS) * PAGE_TOKENS
+        return max(0, int(pages)) * PAGE_TOKENS
 
     def _room(self) -> int:
         assert self.limit is not None

@@ -131,7 +131,7 @@ class PrefixStore:
                 self._nbytes -= nbytes
 
     def _hash_beginnings(self, tokens: Tokens) -> NDArray[numpy.uint64]:
-        """Return the hash of each beginning, lengths 0 to len(tokens): sum of (token + 1) * base**position."""
+        """Return the hashes of all beginnings, from length 0 on: sums of (token + 1) * base**position."""
         if len(self._powers) < len(tokens):
             count = max(len(tokens), 2 * len(self._powers))
             factors = numpy.full(count, _BASE, numpy.uint64)

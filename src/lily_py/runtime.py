@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,8 +118,8 @@ class Runtime:
             raise EngineClosedError("the engine is closed; load it again to go on")
         if os.getpid() != self._process:
             raise BackendError(
-                f"the engine was loaded in process {self._process} and can't be used in its fork {os.getpid()}"
-                ": its threads don't exist here; load it after the fork, or start processes with 'spawn'"
+                f"the engine was loaded in process {self._process} and can't be used in its fork "
+                f"{os.getpid()}: its threads don't exist here; load it after the fork, or use 'spawn'"
             )
 
     def close(self) -> None:
@@ -138,23 +138,19 @@ class Runtime:
         """Return an empty state."""
         return State(self.model, self.store, self.snapshot_interval)
 
-    def read_request(
-        self, prompt: PromptLike, keywords: Mapping[str, Any], *, before: int = 0, known: Iterable[str] = ()
-    ) -> Request:
+    def read_request(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Request:
         """Check a call's prompt and keywords.
 
         Args:
             prompt: text, messages or tokens.
             keywords: as the caller gave them.
-            before: tokens that the conversation has already, ahead of the prompt.
-            known: keywords beyond `REQUEST_NAMES`, for suggestions.
 
         Raises:
             UnknownKeywordError, InvalidArgumentError, TemplateError, ContextLengthError.
         """
-        options, progress = self.read_keywords(keywords, known)
+        options, progress = self.read_keywords(keywords)
         read = self.read_prompt(prompt, keywords)
-        return Request(read, self.settle_length(options, before + len(read.tokens)), progress)
+        return Request(read, self.settle_length(options, len(read.tokens)), progress)
 
     def read_prompt(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Prompt:
         """Read a call's prompt with those of its keywords that concern it; errors as in `read_request`."""
@@ -163,12 +159,10 @@ class Runtime:
         }
         return self.reader.read(prompt, **given)
 
-    def read_keywords(
-        self, keywords: Mapping[str, Any], known: Iterable[str] = ()
-    ) -> tuple[SamplingOptions, Progress | None]:
+    def read_keywords(self, keywords: Mapping[str, Any]) -> tuple[SamplingOptions, Progress | None]:
         """Check a call's keywords; errors as in `read_request`."""
         self.check()
-        refuse_unknown(keywords, (*REQUEST_NAMES, *known))
+        refuse_unknown(keywords, REQUEST_NAMES)
         progress = keywords.get("progress")
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise InvalidArgumentError(
@@ -200,9 +194,9 @@ class Runtime:
             return replace(options, max_tokens=max(most, options.min_tokens))
         if options.max_tokens > room:
             raise ContextLengthError(
-                f"the prompt has {prompt} tokens and max_tokens is {options.max_tokens}, together "
-                f"{prompt + options.max_tokens}, but the context is {self.context}: lower max_tokens to {room}"
-                f", shorten the prompt, or {remedy}"
+                f"the prompt has {prompt} tokens and max_tokens is {options.max_tokens}, "
+                f"together {prompt + options.max_tokens}, but the context is {self.context}: lower "
+                f"max_tokens to {room}, shorten the prompt, or {remedy}"
             )
         return options
 

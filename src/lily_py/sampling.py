@@ -42,7 +42,10 @@ _SPELLINGS = {
     "functions": "tools",
     "random_seed": "seed",
 }
-_NO_REPLACEMENT = {"do_sample": "temperature=0 is greedy, anything above it samples"}
+_NO_REPLACEMENT = {
+    "do_sample": "temperature=0 is greedy, anything above it samples",
+    "stream": "generate(..., stream=True) and stream(...) are streams, this isn't the place to ask for one",
+}
 
 
 class Keywords(TypedDict, total=False):

@@ -61,6 +61,8 @@ class Session:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._busy = False
+        self._guard = threading.Lock()
+        """Held for a moment, so that nobody looks at the state while it begins to change."""
         runtime.holders.add(self)
 
     def __enter__(self) -> Session:
@@ -118,7 +120,7 @@ class Session:
                 state.advance(marks=() if messages is None else self._runtime.reader.marks(tokens))
                 state.snapshot()
             except BaseException:
-                state.restart(before)
+                state.restore(before)
                 raise
             finally:
                 self._runtime.budget.release(reserved)
@@ -179,7 +181,7 @@ class Session:
             )
             return self._stream
         except BaseException:
-            state.restart(before)
+            state.restore(before)
             self._end()
             raise
 
@@ -231,8 +233,8 @@ class Session:
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return (address, bytes) of the native memory held; none while an answer has it reserved."""
-        state = self._state
-        return [] if state is None or self._busy else state.blocks()
+        with self._guard:
+            return [] if self._state is None or self._busy else self._state.blocks()
 
     def _prompt(self, prompt: PromptLike | None, keywords: Mapping[str, Any]) -> tuple[list[Message], Prompt]:
         """Return (the messages then, the whole conversation's prompt)."""
@@ -298,10 +300,12 @@ class Session:
             raise LilyError(
                 "the session is in use: an answer is being generated; finish or close its stream first"
             )
-        self._busy = True
+        with self._guard:
+            self._busy = True
 
     def _end(self) -> None:
-        self._busy = False
+        with self._guard:
+            self._busy = False
         self._lock.release()
 
     @contextmanager

@@ -54,22 +54,31 @@ class State:
     def restart(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` instead; return how many of them are covered by what was computed before.
 
-        The covered part leaves out at least the last token, whose logits have to be computed.
+        The covered part leaves out at least the last token, whose logits have to be computed; unless the
+        tokens are what is held already, and its logits are known.
         """
+        if self._logits is not None and self.covered == len(tokens) and self.tokens == list(tokens):
+            return self.covered
         ids = numpy.array(tokens, numpy.int32)
-        # Own tokens that stay; the state here may be the best one to go on from.
-        same = _common(numpy.array(self.tokens[: self.covered], numpy.int32), ids)
-        stored = self._store.find(ids, len(tokens) - 1)
-        if same < self.covered or same >= len(tokens):
-            limit = min(same, len(tokens) - 1)
-            same = max(length for length in self._sequence.snapshots() if length <= limit)
-        if stored is not None and stored.length > same:
+        limit = max(0, len(tokens) - 1)
+        # The state as it stands may be the best one to go on from.
+        own = _common(numpy.array(self.tokens[: self.covered], numpy.int32), ids)
+        if own < self.covered or own > limit:
+            own = max(length for length in self._sequence.snapshots() if length <= min(own, limit))
+        stored = self._store.find(ids, limit)
+        if stored is not None and stored.length > own:
             self._sequence = self._model.new_sequence(stored)
-        elif same < self.covered:
-            self._sequence.truncate(same)
+            self._logits = None
+        elif own < self.covered:
+            self._sequence.truncate(own)
+            self._logits = None
         self.tokens = list(tokens)
-        self._logits = None
         return self.covered
+
+    def restore(self, tokens: Sequence[int]) -> None:
+        """Hold `tokens` again after something failed; nothing happens if they are what is held."""
+        if self.tokens != tokens:
+            self.restart(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens; nothing is computed yet."""
@@ -79,11 +88,7 @@ class State:
         """Hold the first `length` tokens only; `advance` computes what no snapshot covers."""
         if length == len(self.tokens):
             return
-        if length <= 1:
-            self._sequence = self._model.new_sequence()
-            self.tokens = self.tokens[:length]
-            self._logits = None
-        elif self.covered <= length:
+        if self.covered <= length:
             del self.tokens[length:]
         else:
             self.restart(self.tokens[:length])

@@ -1,0 +1,83 @@
+"""Engines on tiny checkpoints, and ways to make a random model say what a test needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from oracles import textfiles
+
+import lily_py
+from lily_py.sampling import LogitsProcessor
+
+Logits = NDArray[np.float32]
+Tiny = Callable[..., Path]
+
+IDS = textfiles.token_ids()
+END = IDS["<|im_end|>"]
+EXACT: dict[str, Any] = {"kv_dtype": "float32", "ablate": ("integer_dot",), "threads": 1}
+"""Nothing is rounded on purpose: what the oracles, which compute in floating point, are compared with."""
+
+
+def load(folder: Path, **options: Any) -> lily_py.Engine:
+    return lily_py.Engine.load(folder, **({"threads": 1} | options))
+
+
+def copy_with(folder: Path, target: Path, **changes: dict[str, Any]) -> Path:
+    """A checkpoint copied, keys of its JSON files changed: `config={"eos_token_id": 3}` (... drops it)."""
+    shutil.copytree(folder, target)
+    for name, keys in changes.items():
+        path = target / f"{name}.json"
+        values = json.loads(path.read_text())
+        values.update(keys)
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    return target
+
+
+def ids_of(length: int, seed: int = 0) -> list[int]:
+    """A prompt of random tokens, none of them a control token."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 256, length)]
+
+
+def scripted(engine: lily_py.Engine, text: str, *, end: bool = True) -> list[LogitsProcessor]:
+    """Logits processors that make the model write `text`, then end its turn.
+
+    Control tokens in the text are written as such; all other text one byte a token, so that every string and
+    every character of several bytes is cut to pieces.
+    """
+    return [Script([*spelled(engine, text), *([END] if end else [])])]
+
+
+def spelled(engine: lily_py.Engine, text: str) -> list[int]:
+    """The tokens of a text: control tokens as such, all else byte by byte."""
+    byte_ids = {byte: id for id, byte in enumerate(range(256))}
+    symbols = textfiles.byte_symbols()
+    vocabulary = textfiles.vocabulary()
+    tokens: list[int] = []
+    while text:
+        control = next((name for name in IDS if text.startswith(name)), None)
+        if control is not None:
+            tokens.append(IDS[control])
+            text = text[len(control) :]
+        else:
+            for byte in text[0].encode():
+                tokens.append(vocabulary[symbols[byte_ids[byte]]])
+            text = text[1:]
+    return tokens
+
+
+class Script:
+    """A logits processor that makes one token after the other certain."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.left = list(tokens)
+
+    def __call__(self, _: list[int], logits: Logits) -> Logits:
+        forced = np.full_like(logits, -1e9)
+        forced[self.left.pop(0)] = 0
+        return forced

@@ -1,0 +1,135 @@
+"""Random programs over sessions: after every step, each equals a cold run bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_support import ids_of, load
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import lily_py
+
+LIMIT = 260
+"""Tokens of a session, to keep the cold runs short."""
+
+
+class SessionPrograms(RuleBasedStateMachine):
+    """Sessions of one engine, forked and closed at will, beside requests that share its store of states."""
+
+    engine: lily_py.Engine
+    reference: lily_py.Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[tuple[lily_py.Session, list[int]]] = []
+        self.touched: tuple[lily_py.Session, list[int]] | None = None
+
+    @initialize()
+    def begin(self) -> None:
+        self.engine._runtime.store.clear()
+        self.sessions = [(self.engine.new_session(), [])]
+
+    def teardown(self) -> None:
+        for session, _ in self.sessions:
+            session.close()
+
+    def pick(self, data: st.DataObject) -> tuple[lily_py.Session, list[int]]:
+        self.touched = data.draw(st.sampled_from(self.sessions))
+        return self.touched
+
+    @rule(data=st.data(), length=st.integers(1, 70), seed=st.integers(0, 3))
+    def append(self, data: st.DataObject, length: int, seed: int) -> None:
+        session, tokens = self.pick(data)
+        if len(tokens) + length <= LIMIT:
+            ids = ids_of(length, seed=seed)
+            session.append(ids)
+            tokens += ids
+
+    @rule(data=st.data(), count=st.integers(1, 12), seed=st.integers(0, 9), cancel=st.booleans())
+    def generate(self, data: st.DataObject, count: int, seed: int, cancel: bool) -> None:
+        session, tokens = self.pick(data)
+        if not tokens or len(tokens) + count > LIMIT:
+            return
+        stream = session.stream(max_tokens=count, seed=seed, temperature=1.0)
+        if cancel:
+            next(stream)
+            stream.close()
+        tokens += stream.finish().token_ids if not cancel else stream.result.token_ids
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def rewind(self, data: st.DataObject, share: float) -> None:
+        session, tokens = self.pick(data)
+        to = round(share * len(tokens))
+        session.rewind(to)
+        del tokens[to:]
+
+    @rule(data=st.data(), share=st.floats(0, 1), token=st.integers(0, 255))
+    def edit(self, data: st.DataObject, share: float, token: int) -> None:
+        session, tokens = self.pick(data)
+        if not tokens:
+            return
+        place = min(round(share * len(tokens)), len(tokens) - 1)
+        rest = tokens[place + 1 :]
+        session.rewind(place)
+        session.append([token, *rest])
+        tokens[place] = token
+
+    @precondition(lambda self: len(self.sessions) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        session, tokens = self.pick(data)
+        self.sessions.append((session.fork(), list(tokens)))
+
+    @precondition(lambda self: len(self.sessions) > 1)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        entry = self.pick(data)
+        entry[0].close()
+        self.sessions.remove(entry)
+        self.touched = None
+
+    @rule(data=st.data(), suffix=st.integers(1, 20), seed=st.integers(0, 5))
+    def request(self, data: st.DataObject, suffix: int, seed: int) -> None:
+        _, tokens = self.pick(data)
+        prompt = [*tokens[: LIMIT // 2], *ids_of(suffix, seed=seed)]
+        keywords: dict[str, Any] = {"max_tokens": 6, "seed": seed, "temperature": 1.0}
+        warm = self.engine.generate(prompt, **keywords)
+        cold = self.reference.generate(prompt, **keywords)
+        assert warm.token_ids == cold.token_ids
+        assert cold.usage.cached_tokens == 0
+
+    @rule(share=st.floats(0, 1))
+    def evict(self, share: float) -> None:
+        store = self.engine._runtime.store
+        store.trim(round(share * store.nbytes))
+
+    @invariant()
+    def equals_a_cold_run(self) -> None:
+        if self.touched is None:
+            return
+        session, tokens = self.touched
+        self.touched = None
+        assert session.tokens == tokens
+        if tokens:
+            np.testing.assert_array_equal(session.logits(), self.reference.prefill(tokens))
+
+
+@pytest.mark.parametrize("shape", ["moe_tied", "gdn_ratio3"])
+def test_random_programs_equal_cold_runs(tiny: Any, shape: str) -> None:
+    folder: Path = tiny(shape, "mlx-4bit-g64")
+    with load(folder, snapshot_interval=24) as engine, load(folder, cache_bytes=0) as reference:
+        SessionPrograms.engine, SessionPrograms.reference = engine, reference
+        machine = SessionPrograms.TestCase
+        machine.settings = settings(
+            max_examples=25,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        machine().runTest()
