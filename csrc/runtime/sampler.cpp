@@ -60,61 +60,98 @@ void Sampler::penalize() {
 }
 
 int32_t Sampler::largest() const {
-    size_t best = 0;
-    for (size_t i = 1; i < logits_.size(); ++i) {
-        if (logits_[i] > logits_[best]) best = i;
+    // Eight running maxima, which the compiler keeps in vector registers; then the first place of the
+    // largest.
+    constexpr size_t kLanes = 8;
+    float lanes[kLanes];
+    std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
+    size_t i = 0;
+    for (; i + kLanes <= logits_.size(); i += kLanes) {
+        for (size_t j = 0; j < kLanes; ++j) lanes[j] = logits_[i + j] > lanes[j] ? logits_[i + j] : lanes[j];
     }
-    return static_cast<int32_t>(best);
+    for (; i < logits_.size(); ++i) lanes[0] = std::max(lanes[0], logits_[i]);
+    const float top = *std::max_element(lanes, lanes + kLanes);
+    return static_cast<int32_t>(std::find(logits_.begin(), logits_.end(), top) - logits_.begin());
 }
 
-std::vector<Candidate> Sampler::distribution() {
-    candidates_.clear();
-    const float top = logits_[static_cast<size_t>(largest())];
-    const float inverse = 1.0f / options_.temperature;
+void Sampler::gather(float top) {
+    // Beyond this, all tokens of a vocabulary together weigh less than the random numbers resolve.
+    float threshold = top - 60.0f * options_.temperature;
     const auto size = static_cast<int64_t>(logits_.size());
+    const bool limited = options_.top_k > 0 && options_.top_k < size;
+    const auto keep = static_cast<size_t>(limited ? options_.top_k : size);
+    const auto cut = [&] {
+        std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep) - 1,
+                         candidates_.end(), better);
+        candidates_.resize(keep);
+        threshold = candidates_.back().probability;
+    };
+    candidates_.clear();
+    if (top == -std::numeric_limits<float>::infinity()) return;
     for (int64_t i = 0; i < size; ++i) {
         const float logit = logits_[static_cast<size_t>(i)];
-        if (logit > -std::numeric_limits<float>::infinity()) {
-            candidates_.push_back({static_cast<int32_t>(i), (logit - top) * inverse});
+        if (logit < threshold) continue;
+        candidates_.push_back({static_cast<int32_t>(i), logit});
+        if (limited && candidates_.size() >= 2 * keep) cut();
+    }
+    if (candidates_.size() > keep) cut();
+}
+
+void Sampler::keep_top_p(double total) {
+    // Best candidates first, as far as needed: sorting a whole vocabulary would take longer than a step.
+    double reached = 0;
+    size_t sorted = 0;
+    for (size_t piece = 256; sorted < candidates_.size(); piece *= 4) {
+        const auto begin = candidates_.begin() + static_cast<int64_t>(sorted);
+        const size_t count = std::min(piece, candidates_.size() - sorted);
+        const auto end = begin + static_cast<int64_t>(count);
+        if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), better);
+        std::sort(begin, end, better);
+        for (const size_t last = sorted + count; sorted < last; ++sorted) {
+            reached += candidates_[sorted].probability;
+            if (reached >= options_.top_p * total) {
+                candidates_.resize(sorted + 1);
+                return;
+            }
         }
     }
-    if (options_.top_k > 0 && options_.top_k < static_cast<int64_t>(candidates_.size())) {
-        std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k - 1, candidates_.end(),
-                         better);
-        candidates_.resize(static_cast<size_t>(options_.top_k));
+}
+
+void Sampler::filter(int32_t best) {
+    if (options_.temperature <= 0) {
+        candidates_.assign(1, {best, 1.0f});
+        return;
     }
+    const float top = logits_[static_cast<size_t>(best)];
+    const float inverse = 1.0f / options_.temperature;
+    gather(top);
     double total = 0;
     for (Candidate& c : candidates_) {
-        c.probability = std::exp(c.probability);
+        c.probability = std::exp((c.probability - top) * inverse);
         total += c.probability;
     }
     if (options_.min_p > 0) {  // the best candidate stands at 1 here
         std::erase_if(candidates_, [&](const Candidate& c) { return c.probability < options_.min_p; });
     }
-    std::sort(candidates_.begin(), candidates_.end(), better);
-    if (options_.top_p < 1) {
-        double reached = 0;
-        size_t kept = 0;
-        while (kept < candidates_.size() && (kept == 0 || reached < options_.top_p * total)) {
-            reached += candidates_[kept++].probability;
-        }
-        candidates_.resize(kept);
-    }
+    if (options_.top_p < 1) keep_top_p(total);
     total = 0;
     for (const Candidate& c : candidates_) total += c.probability;
     for (Candidate& c : candidates_) c.probability = static_cast<float>(c.probability / total);
+}
+
+std::vector<Candidate> Sampler::distribution() {
+    if (logits_.empty()) return {};
+    check_numbers();
+    filter(largest());
+    std::sort(candidates_.begin(), candidates_.end(), better);
     return candidates_;
 }
 
 void Sampler::check_numbers() const {
-    // A sum is NaN if one of its terms is, or if infinities of both signs meet; the loop tells which.
-    float sum = 0;
-    for (const float logit : logits_) sum += logit;
-    if (!std::isnan(sum)) return;
-    for (const float logit : logits_) {
-        if (std::isnan(logit))
-            throw BackendError("the model produced logits that are not numbers; the weights are damaged");
-    }
+    if (logits_.empty()) throw InvalidArgument("no token can be drawn: there are no logits");
+    unsigned bad = 0;
+    for (const float logit : logits_) bad |= static_cast<unsigned>(std::isnan(logit));
+    if (bad) throw BackendError("the model produced logits that are not numbers; the weights are damaged");
 }
 
 void Sampler::keep_raw(std::span<const float> logits) {
@@ -144,10 +181,10 @@ int32_t Sampler::draw_from_logits() {
         throw InvalidArgument("no token is allowed: every logit is minus infinity after bias and masks");
     }
     if (options_.temperature > 0) {
-        const std::vector<Candidate> options = distribution();
+        filter(token);
         double left = uniform();
-        token = options.back().token;
-        for (const Candidate& c : options) {
+        token = candidates_.back().token;
+        for (const Candidate& c : candidates_) {
             left -= c.probability;
             if (left < 0) {
                 token = c.token;
@@ -167,7 +204,8 @@ float Sampler::log_probability(int32_t token) const {
 
 std::vector<std::pair<int32_t, float>> Sampler::best(int64_t count) const {
     std::vector<Candidate> all;
-    for (size_t i = 0; i < raw_.size(); ++i) all.push_back({static_cast<int32_t>(i), raw_[i]});
+    const size_t drawable = std::min(raw_.size(), static_cast<size_t>(options_.vocabulary));
+    for (size_t i = 0; i < drawable; ++i) all.push_back({static_cast<int32_t>(i), raw_[i]});
     const auto n = static_cast<size_t>(std::min<int64_t>(count, static_cast<int64_t>(all.size())));
     std::partial_sort(all.begin(), all.begin() + static_cast<int64_t>(n), all.end(), better);
     std::vector<std::pair<int32_t, float>> result;

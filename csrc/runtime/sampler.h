@@ -45,7 +45,8 @@ class Sampler {
     // draw() for logits that were changed from outside: log probabilities are kept of `raw` instead.
     int32_t draw(std::span<const float> raw);
 
-    // After draw(): log softmax of the raw logits at `token`, and the `count` best tokens with theirs.
+    // After draw(): log softmax of the raw logits at `token`, and the `count` best drawable tokens with
+    // theirs.
     float log_probability(int32_t token) const;
     std::vector<std::pair<int32_t, float>> best(int64_t count) const;
     void keep_log_probabilities(bool keep) { keep_raw_ = keep; }
@@ -62,6 +63,10 @@ class Sampler {
     int32_t draw_from_logits();
     void penalize();
     int32_t largest() const;
+    // Candidates of the logits as they stand, normalised; in no order that a caller may rely on.
+    void filter(int32_t best);
+    void gather(float top);
+    void keep_top_p(double total);
     double uniform();
 
     SamplingOptions options_;
