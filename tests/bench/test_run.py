@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +205,37 @@ def test_a_process_that_fails_is_quoted() -> None:
 
 
 def test_results_survive_json(synthetic: Path, fake_llama: Path) -> None:
-    options = RunOptions(peers=("llama.cpp",), rounds=1, gguf_folder=fake_llama, limits=False)
+    setting = Setting("Q4_0")
+    options = RunOptions(
+        peers=("llama.cpp",), rounds=1, llama_settings=(setting,), gguf_folder=fake_llama, limits=False
+    )
     result = run_comparison(work(synthetic), options)
     again = RunResult.from_json(json.loads(json.dumps(result.as_json())))
     assert again == replace(result, workload=replace(result.workload, checkpoint="tiny"))
+
+
+def test_a_gguf_file_older_than_the_weights_is_made_again(
+    synthetic_dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def export(checkpoint: Any, path: Path, kind: str) -> None:
+        made.append(path)
+        path.write_bytes(b"GGUF")
+
+    monkeypatch.setattr(llama_cpp, "export_gguf", export)
+    path = llama_cpp.ensure_gguf(str(synthetic_dense), "Q4_0", folder=tmp_path)
+    assert path == tmp_path / "tiny-dense-Q4_0.gguf"
+    llama_cpp.ensure_gguf(str(synthetic_dense), "Q4_0", folder=tmp_path)
+    assert len(made) == 1
+    os.utime(path, (1, 1))
+    llama_cpp.ensure_gguf(str(synthetic_dense), "Q4_0", folder=tmp_path)
+    assert len(made) == 2
+
+
+def test_files_made_for_the_demo_model_dont_land_in_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert llama_cpp.gguf_path("demo", "Q4_0") == tmp_path / "lily" / "gguf" / "demo-Q4_0.gguf"

@@ -104,7 +104,7 @@ def gguf_path(checkpoint: str, file_type: str, folder: Path | None = None) -> Pa
 
 
 def ensure_gguf(checkpoint: str, file_type: str, *, folder: Path | None = None, threads: int = 1) -> Path:
-    """Return the GGUF of a checkpoint, making it if it isn't there.
+    """Return the GGUF of a checkpoint, making it if it isn't there or older than the weights.
 
     Q4_0 is lily's own exact export; other types are made from it by `llama-quantize`.
 
@@ -113,12 +113,14 @@ def ensure_gguf(checkpoint: str, file_type: str, *, folder: Path | None = None, 
         ArmError: it failed.
     """
     path = gguf_path(checkpoint, file_type, folder)
-    if path.is_file():
+    opened = open_checkpoint(checkpoint)
+    changed = max(file.stat().st_mtime for file in opened.files)
+    if path.is_file() and path.stat().st_mtime >= changed:
         return path
     partial = path.with_suffix(".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     if file_type == "Q4_0":
-        export_gguf(open_checkpoint(checkpoint), partial, "q4_0")
+        export_gguf(opened, partial, "q4_0")
     else:
         program = find_program("llama-quantize")
         if program is None:

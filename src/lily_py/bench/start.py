@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ class StartResult:
         weight_bytes: of all its weights.
         prompt: tokens of the prompt.
         threads: compute threads.
-        seconds: step -> seconds; ``process`` is the whole life of the process, interpreter and exit included.
+        seconds: step -> seconds; ``first token`` is the sum of those before it, ``process`` the whole life.
         memory: kind -> resident bytes after the first token.
         peers: name -> seconds of a fresh process of a peer for the same.
         notes: what wasn't measured, and why.
@@ -70,7 +71,6 @@ def measure_start(
     """
     checkpoint = open_checkpoint(checkpoint_path)
     result = StartResult(Path(checkpoint_path).name, checkpoint.nbytes, prompt, threads)
-    request = {"checkpoint": checkpoint_path, "prompt": prompt, "threads": threads}
     steps: dict[str, list[float]] = {}
     peers: dict[str, list[float]] = {}
     if llama_settings and llama_cpp.find_program("llama-bench") is None:
@@ -78,6 +78,12 @@ def measure_start(
         say(result.notes[-1])
         llama_settings = ()
     for _ in range(rounds):
+        request = {
+            "checkpoint": checkpoint_path,
+            "prompt": prompt,
+            "threads": threads,
+            "started": time.time(),
+        }
         values, finished = run_worker("lily_py.bench.start_worker", request, priority=priority)
         for step, value in {**values["seconds"], "process": finished.seconds}.items():
             steps.setdefault(step, []).append(value)

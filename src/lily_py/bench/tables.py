@@ -133,9 +133,10 @@ def ablation_table(result: AblateResult) -> str:
 def start_table(result: StartResult) -> str:
     """Return the seconds of a fresh process, step by step, and its memory."""
     names = {
-        "imports": "imports",
+        "imports": "interpreter and imports",
         "load": "opening the checkpoint and building the model",
         "prompt": f"prompt of {result.prompt} tokens to the first token",
+        "first token": "from the start of the process to the first token",
         "process": "whole process",
     }
     rows = [[f"lily: {names[step]}", f"{spread} s"] for step, spread in result.seconds.items()]
