@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lily_py import _core
+from lily_py.bench import records
+from lily_py.bench.cli import main
 from lily_py.bench.limits import Limits, TokenCost, token_cost
 from lily_py.bench.roofline import (
     LILY_UNITS,
@@ -17,11 +19,13 @@ from lily_py.bench.roofline import (
     native_roofline,
     thread_counts,
 )
+from lily_py.bench.run import RunOptions, run_comparison
 from lily_py.bench.shapes import SHAPES, model_config
 from lily_py.bench.synthetic import checkpoint_tensors
-from lily_py.bench.workload import Spread
+from lily_py.bench.workload import Spread, Workload
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import BackendError, InvalidArgumentError
+from lily_py.loader import load_model
 
 
 def write_hollow_checkpoint(shape: str, folder: Path) -> Path:
@@ -100,8 +104,6 @@ def test_measured_limits_are_possible_ones() -> None:
 
 @needs_native
 def test_the_unit_of_lilys_own_kernels_is_measured(synthetic: Path) -> None:
-    from lily_py.loader import load_model
-
     backend = load_model(open_checkpoint(synthetic)).backend
     unit = next((unit for kernels, unit in LILY_UNITS.items() if kernels in backend), None)
     if unit is None:
@@ -118,6 +120,34 @@ def test_impossible_measurements_are_refused() -> None:
         native.measure_read_bandwidth(1 << 20, 0, 0.01, 1)
     with pytest.raises(InvalidArgumentError, match="must be positive"):
         native.measure_read_bandwidth(1 << 20, 1, 0.0, 1)
+
+
+@needs_native
+def test_the_roofline_command_prints_and_saves_every_unit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--threads", "1", "--read-kib", "65536,512", "--repeats", "1", "--seconds", "0.01"]
+    assert main(["roofline", *arguments, "--save", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    result = records.load(tmp_path / "roofline.json").result
+    assert isinstance(result, Roofline)
+    assert result.threads == [1]
+    assert result.reads.keys() == {64 << 20, 512 << 10}
+    for name, description, _ in native_roofline().dot_units():
+        assert f"{name}: {description}" in printed
+        assert result.peak(name) > 0
+
+
+@needs_native
+def test_a_comparison_measures_the_limits_of_its_threads(
+    synthetic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lily_py.bench.run.READ_BYTES", 64 << 20)
+    result = run_comparison(Workload(str(synthetic), (8,), 2, 1), RunOptions(rounds=1))
+    assert result.limits is not None
+    best = result.best("lily", "decode", 8)
+    assert best is not None
+    assert best[0].median < result.limits.decode(8)
 
 
 def test_an_extension_without_the_native_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from lily_py.bench.ablate import ABLATIONS, run_ablations
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
 from lily_py.bench.gguf_tile import tile_gguf
 from lily_py.bench.llama_cpp import Setting
+from lily_py.bench.process import run_worker
 from lily_py.bench.report import write_report
-from lily_py.bench.roofline import default_threads, measure_roofline, thread_counts
+from lily_py.bench.roofline import Roofline, default_threads, native_roofline, thread_counts
 from lily_py.bench.rows import ROW_COUNTS, measure_rows
 from lily_py.bench.run import PEERS, RunOptions, run_comparison
 from lily_py.bench.shapes import SHAPES
@@ -24,8 +25,8 @@ from lily_py.bench.workload import Workload
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import InvalidArgumentError, LilyError
 
-_READ_SIZES = (1 << 30, 8 << 20, 1 << 19)
-"""Bytes read by `roofline`: memory, a shared cache, a core's cache."""
+_READ_KIB = (1 << 20, 8 << 10, 512)
+"""KiB read by `roofline`: memory, a shared cache, a core's cache."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,8 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     roofline.add_argument(
         "--threads", type=_numbers, default=(), metavar="N,…", help="default: 1, 2, 4, … all"
     )
+    roofline.add_argument("--read-kib", type=_numbers, default=_READ_KIB, metavar="N,…",
+                          help="sizes of what is read; the largest counts as memory")  # fmt: skip
     roofline.add_argument("--repeats", type=int, default=7)
     roofline.add_argument("--seconds", type=float, default=0.3, help="of each repetition (default: 0.3)")
+    roofline.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
     _add_save(roofline)
 
     rows = command("rows", _rows, "Measure several rows in one pass over the weights.")
@@ -212,13 +216,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _roofline(options: argparse.Namespace) -> int:
-    result = measure_roofline(
-        options.threads or thread_counts(default_threads()),
-        sizes=_READ_SIZES,
-        repeats=options.repeats,
-        seconds=options.seconds,
-        say=_say,
-    )
+    native_roofline()
+    request = {
+        "threads": options.threads or thread_counts(default_threads()),
+        "sizes": [size << 10 for size in options.read_kib],
+        "repeats": options.repeats,
+        "seconds": options.seconds,
+    }
+    values, _ = run_worker("lily_py.bench.roofline_worker", request, priority=options.priority)
+    result = Roofline.from_json(values)
     print(tables.roofline_table(result))
     _save(result, options)
     return 0

@@ -9,13 +9,15 @@ from typing import Any
 from lily_py.bench import llama_cpp, mlx_lm
 from lily_py.bench.arms import Arm, ArmResult, Say, describe_rates, lily_arm, run_rounds
 from lily_py.bench.limits import Limits, TokenCost, token_cost
-from lily_py.bench.process import ArmError, Finished
-from lily_py.bench.roofline import LILY_UNITS, Roofline, measure_roofline
+from lily_py.bench.process import ArmError, Finished, run_worker
+from lily_py.bench.roofline import LILY_UNITS, Roofline, native_roofline
 from lily_py.bench.workload import Measured, Phase, Spread, Workload
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import BackendError, InvalidArgumentError
 
 PEERS = ("llama.cpp", "mlx-lm")
+READ_BYTES = 1 << 30
+"""Buffer for the sustained read bandwidth: far larger than any cache."""
 
 
 @dataclass
@@ -159,7 +161,7 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
         say(line)
 
     if options.limits:
-        result.roofline = _limits(workload, say, note)
+        result.roofline = _limits(workload, options.priority, note)
     arms = [lily_arm(workload, options.priority)]
     if "llama.cpp" in options.peers:
         arms += _llama_arms(workload, options, result, say, note)
@@ -172,12 +174,21 @@ def run_comparison(workload: Workload, options: RunOptions, say: Say = lambda li
     return result
 
 
-def _limits(workload: Workload, say: Say, note: Say) -> Roofline | None:
+def _limits(workload: Workload, priority: bool, note: Say) -> Roofline | None:
     try:
-        return measure_roofline([workload.threads], repeats=3, seconds=0.2, say=say)
+        native_roofline()
     except BackendError as error:
         note(f"limits: not measured: {error}")
         return None
+    request = {
+        "threads": [workload.threads],
+        "sizes": [READ_BYTES],
+        "units": list(LILY_UNITS.values()),
+        "repeats": 3,
+        "seconds": 0.2,
+    }
+    values, _ = run_worker("lily_py.bench.roofline_worker", request, priority=priority)
+    return Roofline.from_json(values)
 
 
 def _llama_arms(
