@@ -292,3 +292,20 @@ def test_log_probabilities_are_not_there_unless_they_were_kept() -> None:
     one.draw(logits_of(1, 2))
     with pytest.raises(InvalidArgumentError, match="no log probabilities"):
         one.log_probability(0)
+
+
+def test_no_logits_at_all_are_an_error() -> None:
+    for temperature in (0.0, 1.0):
+        with pytest.raises(InvalidArgumentError, match="no token"):
+            sampler(temperature=temperature).draw(np.zeros(0, np.float32))
+
+
+def test_at_temperature_zero_the_distribution_is_the_greedy_choice() -> None:
+    assert sampler(temperature=0.0).distribution(logits_of(1, 3, 3, 2)) == [(1, 1.0)]
+
+
+def test_the_best_tokens_are_drawable_ones() -> None:
+    one = sampler(temperature=0.0, vocabulary=3)
+    one.keep_log_probabilities(True)
+    one.draw(logits_of(1, 3, 2, 9))
+    assert [token for token, _ in one.best(10)] == [1, 2, 0]
