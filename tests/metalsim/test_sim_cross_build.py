@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from metalsim.macos import cross_build, macho, selectors
+from metalsim.objects import CompileError
 from metalsim_helpers import HERE, HOST
 
 EXTENSION = HERE / "macos" / "extension.cpp"
@@ -68,7 +69,7 @@ def test_undefined_symbol_is_found(compiler: Path, tmp_path: Path) -> None:
 def test_compile_error_is_passed_on(compiler: Path, tmp_path: Path) -> None:
     source = tmp_path / "broken.cpp"
     source.write_text("int f() { return nope; }\n")
-    with pytest.raises(cross_build.CrossBuildError, match="undeclared identifier 'nope'"):
+    with pytest.raises(CompileError, match="undeclared identifier 'nope'"):
         cross_build.cross_build(cross_build.Options(sources=[source], output=tmp_path / "broken.so"))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from metalsim_helpers import KERNELS
+from metalsim import build, paths
+from metalsim_helpers import HERE, HOST, KERNELS
 
 HostProgram = Callable[[str], Path]
 
@@ -47,6 +50,46 @@ def test_fault_injection_by_environment(host_program: HostProgram) -> None:
     result = run(program, str(KERNELS / "sort.metal"), METALSIM_FAULT="library:1")
     assert "injected fault: the library does not compile" in result.stderr
     assert result.returncode != 0
+
+
+def test_python_extension_on_the_simulator(compiler: Path, tmp_path: Path) -> None:
+    nanobind = pytest.importorskip("nanobind")
+    output = paths.build_directory() / "extension" / f"tiny{sysconfig.get_config_var('EXT_SUFFIX')}"
+    build.build_extension(
+        [HERE / "macos" / "extension.cpp", HOST / "metal_impl.cpp"],
+        output,
+        nanobind=Path(nanobind.__file__).parent,
+        python_include=Path(sysconfig.get_paths()["include"]),
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import sys
+import tiny
+from metalsim.simulator import Simulator
+source = "#include <metal_stdlib>\\nusing namespace metal;\\n"
+source += "kernel void k(device float* a [[buffer(0)]], uint i [[thread_position_in_grid]])"
+source += "{ a[i + SHIFT] = i; }"
+sim = Simulator()
+assert tiny.device_name() == "Simulated GPU"
+assert tiny.run(source.replace("SHIFT", "0"), "k") == 63
+assert sim.counters()["dispatches"] == 1 and sim.counters()["bytes_written"] == 256
+expected = {"1": "out-of-bounds: write of 4 bytes at offset 256", "nope": "undeclared identifier"}
+for shift, text in expected.items():
+    try:
+        tiny.run(source.replace("SHIFT", shift), "k")
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(shift)
+assert [d.kind for d in sim.diagnostics()] == ["out-of-bounds"]
+print("done", sim.live_objects("MTLCommandBuffer"))
+"""
+    )
+    search = os.pathsep.join((str(output.parent), str(paths.HOME.parent)))
+    settings = {**os.environ, "PYTHONPATH": search}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=settings)
+    assert result.stdout == "done 0\n", result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

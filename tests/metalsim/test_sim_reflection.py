@@ -12,6 +12,7 @@ from metalsim import build, paths
 from metalsim.msl import frontend
 from metalsim.msl.lexer import SourceError, TokenStream
 from metalsim.msl.reflection import reflect
+from metalsim.objects import CompileError
 from metalsim.simulator import Simulator
 from metalsim_helpers import KERNELS
 
@@ -77,9 +78,7 @@ def test_compile_errors_have_the_line_of_the_source(compiler: Path, tmp_path: Pa
     ):
         build.compile_kernels(source)
     source.write_text(HEAD + "kernel void k(device int* a [[buffer(0)]]) { a[0] = b; }\n")
-    with pytest.raises(
-        build.BuildError, match=r"broken\.metal:4:\d+: error: use of undeclared identifier 'b'"
-    ):
+    with pytest.raises(CompileError, match=r"broken\.metal:4:\d+: error: use of undeclared identifier 'b'"):
         build.compile_kernels(source)
 
 

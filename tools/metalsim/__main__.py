@@ -16,13 +16,16 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import build, paths
 from .msl.frontend import DEFAULT_LANGUAGE, load
 from .msl.lexer import SourceError
+from .objects import CompileError
 from .toolchain import ToolchainError, set_up
+
+Command = Callable[[argparse.Namespace], int]
 
 
 def _setup(_: argparse.Namespace) -> int:
@@ -81,9 +84,9 @@ def _run_tests(arguments: argparse.Namespace) -> int:
 
 
 def _cross_build(arguments: argparse.Namespace) -> int:
-    from .macos.cross_build import run
+    from .macos.cross_build import run_command
 
-    return run(arguments)
+    return run_command(arguments)
 
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -95,9 +98,11 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="metalsim", description="Metal on Linux, for tests")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, function in (("setup", _setup), ("build", _build), ("flags", _flags)):
+    plain: dict[str, Command] = {"setup": _setup, "build": _build, "flags": _flags}
+    for name, function in plain.items():
         commands.add_parser(name).set_defaults(function=function)
-    for name, function in (("check", _check), ("reflect", _reflect)):
+    on_files: dict[str, Command] = {"check": _check, "reflect": _reflect}
+    for name, function in on_files.items():
         command = commands.add_parser(name)
         command.add_argument("files", nargs="+", type=Path)
         _add_source_options(command)
@@ -124,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.function(options))
-    except (SourceError, build.BuildError, ToolchainError) as error:
+    except (SourceError, CompileError, ToolchainError) as error:
         print(error, file=sys.stderr)
         return 1
 

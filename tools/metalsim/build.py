@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from .msl.emit import execution_source
 from .msl.frontend import DEFAULT_LANGUAGE, load
 from .msl.lexer import SourceError
 from .msl.swizzles import swizzle_macros
+from .objects import compile_object, digest, run
 from .toolchain import ZIG_VERSION, metal_cpp, zig
 
 LIBRARY = "libmetalsim.so"
@@ -35,26 +35,8 @@ _CHECKED = [
 ]  # fmt: skip
 
 
-class BuildError(RuntimeError):
-    """A compilation failed; the text is the compiler's."""
-
-
-def _run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise BuildError(result.stderr.strip() or result.stdout.strip() or f"{command[0]} failed")
-
-
-def _hash(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
-        digest.update(b"\0")
-    return digest.hexdigest()[:24]
-
-
-def _hash_files(files: Sequence[Path], *parts: str) -> str:
-    return _hash(*parts, *(f.read_bytes() for f in sorted(files)))
+def _compiler() -> list[str]:
+    return [str(zig()), "c++"]
 
 
 def host_flags() -> list[str]:
@@ -87,13 +69,22 @@ def _write_swizzles() -> Path:
     return folder
 
 
+def _link(objects: Sequence[Path], output: Path, options: Sequence[str]) -> Path:
+    """Link unless the output was made from the same objects with the same options."""
+    stamp = output.with_name(output.name + ".stamp")
+    wanted = digest(ZIG_VERSION, *options, *(path.read_bytes() for path in objects))
+    if not (output.exists() and stamp.exists() and stamp.read_text() == wanted):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = output.with_name(f"{output.name}.{os.getpid()}")
+        run([*_compiler(), *_TARGET, *map(str, objects), *options, "-o", str(partial)])
+        partial.rename(output)
+        stamp.write_text(wanted)
+    return output
+
+
+@functools.cache
 def build_library() -> Path:
-    """Build libmetalsim.so where its sources changed; returns its path. Raises BuildError."""
-    output = library_path()
-    sources = sorted([*paths.RUNTIME.glob("*.cpp"), *paths.OBJC.glob("*.cpp")])
-    headers = [*paths.RUNTIME.glob("*.hpp"), *paths.OBJC.glob("*.hpp"), *(paths.SHIM / "exec").glob("*.hpp")]
-    headers += [*(paths.HOME / "include").glob("*.h"), *paths.LINUX_STUBS.rglob("*.h")]
-    stamp = output.with_suffix(".stamp")
+    """Build libmetalsim.so where its sources changed; returns its path. Raises CompileError."""
     flags = [
         *_TARGET, "-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
         "-Wno-unused-parameter",
@@ -102,65 +93,43 @@ def build_library() -> Path:
         f'-DMETALSIM_TOOLS_DIRECTORY="{paths.HOME.parent}"',
         f'-DMETALSIM_PYTHON_EXECUTABLE="{sys.executable}"',
     ]  # fmt: skip
-    common = _hash_files(headers, ZIG_VERSION, *flags)
-    wanted = _hash_files(sources, common)
-    if output.exists() and stamp.exists() and stamp.read_text() == wanted:
-        return output
-    objects = []
     folder = paths.build_directory() / "objects"
-    folder.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        object_file = folder / f"{source.stem}-{_hash(common, source.read_bytes())}.o"
-        if not object_file.exists():
-            for old in folder.glob(f"{source.stem}-*.o"):
-                old.unlink()
-            partial = object_file.with_suffix(f".{os.getpid()}.o")
-            _run([str(zig()), "c++", *flags, "-c", str(source), "-o", str(partial)])
-            partial.rename(object_file)
-        objects.append(str(object_file))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_suffix(f".{os.getpid()}")
-    _run(
-        [
-            str(zig()),
-            "c++",
-            *_TARGET,
-            "-shared",
-            f"-Wl,-soname,{LIBRARY}",
-            *objects,
-            "-o",
-            str(partial),
-            "-ldl",
-            "-lpthread",
-        ]
-    )
-    partial.rename(output)
-    stamp.write_text(wanted)
-    return output
+    sources = sorted([*paths.RUNTIME.glob("*.cpp"), *paths.OBJC.glob("*.cpp")])
+    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    return _link(objects, library_path(), ["-shared", f"-Wl,-soname,{LIBRARY}", "-ldl", "-lpthread"])
 
 
 def build_program(sources: Sequence[Path], name: str, options: Sequence[str] = ()) -> Path:
-    """Executable from host sources on metal-cpp, cached by content. Raises BuildError."""
+    """Executable from host sources on metal-cpp. Raises CompileError."""
     build_library()
-    flags = [*host_flags(), "-O1", "-g1", "-Wall", *options]
     folder = paths.build_directory() / "programs"
-    folder.mkdir(parents=True, exist_ok=True)
-    objects = []
-    for source in sources:
-        siblings = [*source.parent.glob("*.hpp")]
-        key = _hash_files([source, *siblings, *(paths.HOME / "include").glob("*.h")], ZIG_VERSION, *flags)
-        object_file = folder / f"{source.stem}-{key}.o"
-        if not object_file.exists():
-            partial = object_file.with_suffix(f".{os.getpid()}.o")
-            _run([str(zig()), "c++", *flags, "-c", str(source), "-o", str(partial)])
-            partial.rename(object_file)
-        objects.append(object_file)
-    output = folder / f"{name}-{_hash(*(o.name for o in objects))}"
-    if not output.exists():
-        partial = output.with_suffix(f".{os.getpid()}")
-        _run([str(zig()), "c++", *_TARGET, *map(str, objects), *link_flags(), "-o", str(partial)])
-        partial.rename(output)
-    return output
+    flags = [*host_flags(), "-O1", "-g1", "-Wall", *options]
+    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    return _link(objects, folder / name, link_flags())
+
+
+def build_extension(
+    sources: Sequence[Path],
+    output: Path,
+    *,
+    nanobind: Path,
+    python_include: Path,
+    options: Sequence[str] = (),
+) -> Path:
+    """Python extension for Linux from host sources on metal-cpp and nanobind. Raises CompileError.
+
+    `options` are further compiler flags (`-I`, `-D`, `-O`) of the given sources.
+    """
+    build_library()
+    folder = paths.build_directory() / "extension"
+    python = ["-isystem", str(python_include), "-I", str(nanobind / "include")]
+    python += ["-I", str(nanobind / "ext" / "robin_map" / "include"), "-fvisibility=hidden"]
+    flags = [*host_flags(), *python, "-g1", "-Wall", *options]
+    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    combined = nanobind / "src" / "nb_combined.cpp"
+    plain = [*_TARGET, *python, "-std=c++20", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w"]
+    objects.append(compile_object(_compiler(), plain, combined, folder))
+    return _link(objects, output, ["-shared", *link_flags()])
 
 
 def kernel_flags(checked: bool) -> list[str]:
@@ -177,7 +146,7 @@ def compile_kernels(
     define: Sequence[str] = (),
     implicit_buffers: bool = False,
 ) -> Path:
-    """Kernel library of one .metal file, cached by content. Raises SourceError or BuildError."""
+    """Kernel library of one .metal file, cached by content. Raises SourceError or CompileError."""
     generated = _write_swizzles()
     module = load(
         source, include=include, define=define, language=language, implicit_buffers=implicit_buffers
@@ -186,24 +155,24 @@ def compile_kernels(
         raise SourceError("\n".join(module.errors))
     text = execution_source(module, "metal_exec.hpp")
     flags = [*kernel_flags(checked), "-I", str(paths.SHIM / "exec"), "-I", str(generated)]
-    headers = [*(paths.SHIM / "exec").glob("*.hpp"), generated / "metalsim_swizzles.inc"]
-    key = _hash_files(headers, ZIG_VERSION, text, *flags)
+    headers = sorted([*(paths.SHIM / "exec").glob("*.hpp"), generated / "metalsim_swizzles.inc"])
+    key = digest(ZIG_VERSION, text, *flags, *(header.read_bytes() for header in headers))
     folder = paths.build_directory() / "kernels"
     output = folder / f"{source.stem}-{key}.so"
     if output.exists():
         return output
     folder.mkdir(parents=True, exist_ok=True)
     cpp = folder / f"{source.stem}-{key}.{os.getpid()}.cpp"
-    partial = cpp.with_suffix(".so")
+    partial, compiled = cpp.with_suffix(".so"), cpp.with_suffix(".o")
     cpp.write_text(text)
     try:
         # Two steps: instrumented, but linked against the simulator instead of the sanitizer's runtime.
         # Of the C++ library kernels use only headers.
-        _run([str(zig()), "c++", *flags, "-c", str(cpp), "-o", str(partial.with_suffix(".o"))])
+        run([*_compiler(), *flags, "-c", str(cpp), "-o", str(compiled)])
         link = ["-shared", "-L", str(build_library().parent), "-lmetalsim"]
-        _run([str(zig()), "cc", *_TARGET, str(partial.with_suffix(".o")), *link, "-o", str(partial)])
+        run([str(zig()), "cc", *_TARGET, str(compiled), *link, "-o", str(partial)])
         partial.rename(output)
     finally:
         cpp.unlink(missing_ok=True)
-        partial.with_suffix(".o").unlink(missing_ok=True)
+        compiled.unlink(missing_ok=True)
     return output

@@ -120,7 +120,7 @@ class Buffer:
         """A view of the contents."""
         address = self._sim.api.metalsim_buffer_contents(self.handle)
         raw = (ctypes.c_char * self.length).from_address(address)
-        view: npt.NDArray[Any] = np.frombuffer(raw, dtype=dtype)
+        view: npt.NDArray[Any] = np.frombuffer(memoryview(raw), dtype=dtype)
         return view if shape is None else view.reshape(shape)
 
     def free(self) -> None:
@@ -288,7 +288,7 @@ class Simulator:
         include: Sequence[Path] = (),
         language: str = DEFAULT_LANGUAGE,
     ) -> Library:
-        """Compile a .metal file, or source text; raises SourceError or BuildError with clang's text."""
+        """Compile a .metal file, or source text; raises SourceError or CompileError with clang's text."""
         if isinstance(source, str):
             folder = build_library().parent.parent / "sources"
             folder.mkdir(parents=True, exist_ok=True)
@@ -328,8 +328,8 @@ class Simulator:
         entry = _Diagnostic()
         for i in range(self.api.metalsim_diagnostic_count()):
             if self.api.metalsim_diagnostic_at(i, ctypes.byref(entry)):
-                texts = (entry.kind, entry.kernel, entry.message, entry.where)
-                found.append(Diagnostic(*(text.decode() for text in texts), entry.count))
+                texts = [text.decode() for text in (entry.kind, entry.kernel, entry.message, entry.where)]
+                found.append(Diagnostic(texts[0], texts[1], texts[2], texts[3], entry.count))
         return found
 
     def clear_diagnostics(self) -> None:

@@ -8,10 +8,8 @@ every other undefined symbol must belong to a library that the extension names.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -19,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..objects import CompileError, compile_object, run
 from ..paths import MACOS, build_directory
 from ..toolchain import metal_cpp, zig
 from . import macho, selectors
@@ -28,7 +27,7 @@ _ALLOWED_LIBRARIES = ("/usr/lib/libSystem", "/usr/lib/libobjc", "/System/Library
 
 
 class CrossBuildError(RuntimeError):
-    """The build failed or its result breaks a rule; the text says which."""
+    """The result breaks a rule; the text says which."""
 
 
 @dataclass
@@ -54,12 +53,6 @@ class Report:
     selectors: list[str]
 
 
-def _run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise CrossBuildError(result.stderr.strip() or f"{command[0]} failed")
-
-
 def _compiler(options: Options) -> list[str]:
     return [str(zig()), "c++", "-target", f"aarch64-macos.{options.target}"]
 
@@ -79,31 +72,16 @@ def _flags(options: Options) -> list[str]:
     return flags
 
 
-def _compile(options: Options, folder: Path) -> list[Path]:
-    flags, objects = _flags(options), []
+def _compile(options: Options) -> list[Path]:
+    flags, folder = _flags(options), build_directory() / "macos"
     warnings = ["-Wall", *(["-Werror"] if options.warnings_as_errors else [])]
-    for number, source in enumerate(options.sources):
-        target = folder / f"{number}-{source.stem}.o"
-        _run([*_compiler(options), *flags, *warnings, "-c", str(source), "-o", str(target)])
-        objects.append(target)
+    objects = [
+        compile_object(_compiler(options), [*flags, *warnings], source, folder) for source in options.sources
+    ]
     if options.nanobind_folder is not None:
-        objects.append(_nanobind_object(options, options.nanobind_folder, flags))
+        combined = options.nanobind_folder / "src" / "nb_combined.cpp"
+        objects.append(compile_object(_compiler(options), [*flags, "-w"], combined, folder))
     return objects
-
-
-def _nanobind_object(options: Options, nanobind: Path, flags: Sequence[str]) -> Path:
-    """nanobind's own code, the slowest part to compile; kept between builds."""
-    sources = sorted(path for path in (nanobind / "src").iterdir() if path.is_file())
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
-    key.update("\0".join([*_compiler(options), *flags]).encode())
-    cached = build_directory() / "macos" / f"nanobind-{key.hexdigest()[:24]}.o"
-    if not cached.exists():
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        partial = cached.with_suffix(f".{os.getpid()}.o")
-        combined = str(nanobind / "src" / "nb_combined.cpp")
-        _run([*_compiler(options), *flags, "-w", "-c", combined, "-o", str(partial)])
-        partial.rename(cached)
-    return cached
 
 
 def _link(options: Options, folder: Path, objects: Sequence[Path]) -> None:
@@ -118,7 +96,7 @@ def _link(options: Options, folder: Path, objects: Sequence[Path]) -> None:
         shutil.copy(MACOS / "tbd" / f"{name}.tbd", framework)
         command += ["-framework", name]
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    _run([*command, *map(str, objects), "-o", str(options.output)])
+    run([*command, *map(str, objects), "-o", str(options.output)])
 
 
 def verify(path: Path, target: str) -> macho.MachO:
@@ -143,12 +121,11 @@ def verify(path: Path, target: str) -> macho.MachO:
 
 
 def cross_build(options: Options) -> Report:
-    """Build and check; raises CrossBuildError."""
-    with tempfile.TemporaryDirectory(prefix="metalsim-macos-") as name:
-        folder = Path(name)
-        objects = _compile(options, folder)
-        used = selectors.used(objects, metal_cpp())
-        _link(options, folder, objects)
+    """Build and check; raises CompileError or CrossBuildError."""
+    objects = _compile(options)
+    used = selectors.used(objects, metal_cpp())
+    with tempfile.TemporaryDirectory(prefix="metalsim-macos-") as folder:
+        _link(options, Path(folder), objects)
     binary = verify(options.output, options.target)
     messages = selectors.check(used, options.target)
     if messages:
@@ -165,7 +142,7 @@ def nanobind_folder() -> Path:
     return Path(os.path.dirname(nanobind.__file__))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """The `cross-build` command; returns the exit code."""
     try:
         folder = None if arguments.no_nanobind else arguments.nanobind or nanobind_folder()
@@ -182,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.python_include:
             options.python_include = arguments.python_include
         report = cross_build(options)
-    except (CrossBuildError, macho.MachOError) as error:
+    except (CompileError, CrossBuildError, macho.MachOError) as error:
         print(error, file=sys.stderr)
         return 1
     size = arguments.output.stat().st_size

@@ -19,6 +19,7 @@ _CASTS = frozenset(
 )
 _VARIABLES = frozenset(("ParmVarDecl", "VarDecl", "FieldDecl"))
 _FUNCTIONS = frozenset(("FunctionDecl", "CXXMethodDecl"))
+_METHODS = frozenset(("CXXMethodDecl", "CXXConstructorDecl"))
 _ARITHMETIC = frozenset(("+", "-", "*", "/", "+=", "-=", "*=", "/="))
 
 
@@ -92,6 +93,7 @@ class Lint:
         if self.file and self.file != "<built-in>" and not self.file.endswith(self.shim_files):
             if not implicit:
                 self._check_address_spaces(node)
+                self._check_methods(node)
             self._check_bfloat(node, parent)
             if kind == "LambdaExpr" and self.language < (3, 2):
                 self._report("lambda", "lambda expressions are not supported in Metal before 3.2")
@@ -115,6 +117,16 @@ class Lint:
             self._report("cast", f"cast: {_SPACE_ADVICE}")
         elif kind in _FUNCTIONS and "__generic" in type_text.split("(")[0]:
             self._report("return", f"return type of {node.get('name')}: {_SPACE_ADVICE}")
+
+    def _check_methods(self, node: Node) -> None:
+        """Without a qualifier `this` is thread for older compilers of Apple, but generic since macOS 27."""
+        if node.get("kind") not in _METHODS or node.get("storageClass") == "static":
+            return
+        if _type(node).endswith("__generic") and not str(node.get("name", "")).startswith("operator()"):
+            self._report(
+                str(node.get("name")),
+                f"method '{node.get('name')}' needs an address space behind its parameters (write 'thread')",
+            )
 
     def _check_bfloat(self, node: Node, parent: str) -> None:
         """Metal converts bfloat to float implicitly but never back, and its arithmetic gives float."""

@@ -58,6 +58,9 @@ def _kernel_errors(kernel: KernelFunction) -> list[str]:
         if a.name in ("buffer", "threadgroup")
     )
     errors += [f"[[{name}({arg})]] is used {n} times" for (name, arg), n in bindings.items() if n > 1]
+    if kernel.max_threads == "32":
+        # Known to be miscompiled: rows of simdgroup matrix tiles get lost.
+        errors.append("max_total_threads_per_threadgroup(32): leave it out for kernels of one simdgroup")
     for parameter in kernel.parameters:
         errors += _parameter_errors(parameter)
     widths = {

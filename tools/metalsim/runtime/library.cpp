@@ -105,14 +105,6 @@ FunctionConstant::FunctionConstant(int i, const char* n, void* s, uint32_t bytes
     if (loading) loading->constants.push_back(this);
 }
 
-bool function_constant_defined(const void* storage) {
-    std::lock_guard lock(load_mutex);
-    for (const auto& [path, library] : loaded().by_path)
-        for (const FunctionConstant* c : library->constants)
-            if (c->storage == storage) return c->defined;
-    return false;
-}
-
 Library* open_library(const std::string& path, std::string& error) {
     std::lock_guard lock(load_mutex);
     auto& entry = loaded().by_path[path];

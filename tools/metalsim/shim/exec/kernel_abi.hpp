@@ -127,7 +127,6 @@ struct FunctionConstant {
     bool defined = false;
     FunctionConstant(int index, const char* name, void* storage, uint32_t size);
 };
-bool function_constant_defined(const void* storage);
 // A constant that is computed from function constants: evaluated when it is read.
 template <class T>
 struct DerivedConstant {

@@ -9,7 +9,7 @@
 #include "scalar.hpp"
 #include "vector.hpp"
 
-#define is_function_constant_defined(x) ::metalsim::function_constant_defined(&(x))
+#define is_function_constant_defined(x) (metalsim_constant_##x.defined)
 
 // Address spaces have no meaning on one memory; constant data is const.
 #define device
