@@ -288,4 +288,5 @@ NB_MODULE(_core, m) {
     lily::bind_sequence(m);
     lily::bind_sampler(m);
     lily::bind_model(m);
+    lily::bind_bench(m);
 }

@@ -89,7 +89,9 @@ class CpuBackend final : public Backend {
     }
 
     // Work items per claim: a few claims per thread, so that a slow thread is made up for by the others.
-    int64_t grain(int64_t items) const { return std::clamp<int64_t>(items / (pool_.threads() * 8), 1, 16); }
+    int64_t grain(int64_t items, int64_t least = 1) const {
+        return std::clamp<int64_t>(items / (pool_.threads() * 8), least, 16);
+    }
 
     template <typename Prepare>
     void prepare_rows(int64_t rows, Prepare&& one) {
@@ -114,17 +116,17 @@ class CpuBackend final : public Backend {
                  const int32_t* row_index, float* out, int64_t out_stride) {
         int64_t panels = 0;
         for (const Product& p : products) panels += panel_count(*p.weight);
-        pool_.run(panels, grain(panels), [&](int64_t begin, int64_t end, int thread) {
+        pool_.run(panels, grain(panels, kMaxPanels), [&](int64_t begin, int64_t end, int thread) {
             int64_t skipped = 0;
             for (const Product& p : products) {
                 const int64_t count = panel_count(*p.weight);
                 const int64_t from = std::max(begin - skipped, int64_t{0});
                 const int64_t to = std::min(end - skipped, count);
                 skipped += count;
-                for (int64_t panel = from; panel < to; ++panel) {
+                for (int64_t panel = from; panel < to; panel += kMaxPanels) {
                     multiply({.weight = p.weight,
                               .first_row = panel * kPanel,
-                              .panels = 1,
+                              .panels = std::min(kMaxPanels, to - panel),
                               .x = &x.view(),
                               .row_index = row_index,
                               .count = rows,
@@ -136,7 +138,10 @@ class CpuBackend final : public Backend {
         });
     }
 
-    static int64_t panel_count(const Matrix& w) { return (w.rows + kPanel - 1) / kPanel; }
+    static constexpr int64_t kWide = kMaxPanels * kPanel;  // outputs of an expert per work item
+
+    static int64_t panels_in(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+    static int64_t panel_count(const Matrix& w) { return panels_in(w.rows); }
 
     // normed_[row] = rms(in[row]) * norm
     const float* normalize(const float* in, int64_t cols, const Vector& norm, float eps, int64_t rows) {
@@ -297,7 +302,7 @@ class CpuBackend final : public Backend {
         int64_t most = 0;
         for (size_t i = 0; i < loads.size(); ++i) {
             const int64_t outputs = loads[i].expert < s.experts ? s.width : s.shared_width;
-            for (int64_t row = 0; row < outputs; row += kPanel) items_.push_back({i, row});
+            for (int64_t row = 0; row < outputs; row += kWide) items_.push_back({i, row});
             most = std::max(most, loads[i].count);
         }
         pair_rows_.resize(static_cast<size_t>(rows * s.slots()));
@@ -313,23 +318,23 @@ class CpuBackend final : public Backend {
                 const Matrix& gate = shared ? op.shared_gate[0] : op.gate[static_cast<size_t>(load.expert)];
                 const Matrix& up = shared ? op.shared_up[0] : op.up[static_cast<size_t>(load.expert)];
                 const int64_t room = kernels_.matrix_scratch_floats(gate.cols);
-                float* space = scratch(thread, room + 2 * most * kPanel);
-                float* results[2] = {space + room, space + room + most * kPanel};
+                float* space = scratch(thread, room + 2 * most * kWide);
+                float* results[2] = {space + room, space + room + most * kWide};
+                const int64_t valid = std::min(kWide, gate.rows - first);
                 const int32_t* row_index = pair_rows_.data() + (load.pairs - base);
                 for (int side = 0; side < 2; ++side) {
                     multiply({.weight = side == 0 ? &gate : &up,
                               .first_row = first,
-                              .panels = 1,
+                              .panels = panels_in(valid),
                               .x = &rows_.view(),
                               .row_index = row_index,
                               .count = load.count,
                               .out = results[side],
-                              .out_stride = kPanel,
+                              .out_stride = kWide,
                               .scratch = space});
                 }
-                const int64_t valid = std::min(kPanel, gate.rows - first);
                 for (int64_t i = 0; i < load.count; ++i) {
-                    kernels_.swiglu(results[0] + i * kPanel, results[1] + i * kPanel, valid,
+                    kernels_.swiglu(results[0] + i * kWide, results[1] + i * kWide, valid,
                                     data(op.out) + load.pairs[i] * slot_width + first);
                 }
             }
@@ -352,32 +357,32 @@ class CpuBackend final : public Backend {
         if (!equal) quantize_uneven(op, rows, integers);
         product_.ensure(static_cast<size_t>(rows * slots * hidden));
         const auto& loads = groups_.loads();
-        const int64_t panels = (hidden + kPanel - 1) / kPanel;
-        const int64_t items = static_cast<int64_t>(loads.size()) * panels;
+        const int64_t pieces = (hidden + kWide - 1) / kWide;
+        const int64_t items = static_cast<int64_t>(loads.size()) * pieces;
         pool_.run(items, grain(items), [&](int64_t begin, int64_t end, int thread) {
             for (int64_t item = begin; item < end; ++item) {
-                const ExpertLoad& load = loads[static_cast<size_t>(item / panels)];
+                const ExpertLoad& load = loads[static_cast<size_t>(item / pieces)];
                 const bool shared = load.expert == s.experts;
                 const Matrix& down = shared ? op.shared_down[0] : op.down[static_cast<size_t>(load.expert)];
-                const int64_t first = item % panels * kPanel;
+                const int64_t first = item % pieces * kWide;
+                const int64_t valid = std::min(kWide, hidden - first);
                 const int64_t room = kernels_.matrix_scratch_floats(down.cols);
-                float* space = scratch(thread, room + load.count * kPanel);
+                float* space = scratch(thread, room + load.count * kWide);
                 float* result = space + room;
                 multiply({.weight = &down,
                           .first_row = first,
-                          .panels = 1,
+                          .panels = panels_in(valid),
                           .x = equal    ? &rows_.view()
                                : shared ? &shared_rows_.view()
                                         : &routed_rows_.view(),
                           .row_index = load.pairs,
                           .count = load.count,
                           .out = result,
-                          .out_stride = kPanel,
+                          .out_stride = kWide,
                           .scratch = space});
-                const auto valid = static_cast<size_t>(std::min(kPanel, hidden - first));
                 for (int64_t i = 0; i < load.count; ++i) {
-                    std::memcpy(product_.data() + load.pairs[i] * hidden + first, result + i * kPanel,
-                                valid * sizeof(float));
+                    std::memcpy(product_.data() + load.pairs[i] * hidden + first, result + i * kWide,
+                                static_cast<size_t>(valid) * sizeof(float));
                 }
             }
         });

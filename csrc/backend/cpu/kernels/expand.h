@@ -18,29 +18,56 @@ constexpr int kChunkWords = kChunk / 2;  // words of two 16-bit codes
 // Twice the value of each e2m1 code.
 constexpr int16_t kE2m1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// The rows of a panel; lanes beyond the last row of the matrix repeat it and are never stored.
+// Sixteen rows of a matrix that hold output rows [first, first + 16). At the end of the matrix the panel is moved
+// up: its first `skip` lanes were computed before and are not stored. A matrix of fewer rows is copied and padded.
 struct Panel {
     const Matrix* weight;
-    int64_t first_row;
-    int64_t valid;  // lanes that are rows of the matrix
-    const std::byte* rows[kLanes];
-    const std::byte* next;  // where the following panel starts: prefetched while this one is computed
-    int64_t row_bytes;
+    const std::byte* rows;
+    const std::byte* scales;
+    const std::byte* biases;
+    int64_t stride;        // bytes between rows
+    int64_t scale_stride;  // the same for scales and biases
+    int64_t skip;          // lanes to leave out
+    int64_t valid;         // lanes to store
 
-    Panel(const Matrix& w, int64_t first) : weight(&w), first_row(first), row_bytes(w.row_bytes()) {
+    // `padding` has room for kLanes rows of this matrix, with scales and biases (see panel_padding_bytes).
+    Panel(const Matrix& w, int64_t first, std::byte* padding)
+        : weight(&w), stride(w.row_bytes()), scale_stride(w.scale_row_bytes()) {
+        const int64_t start = first + kLanes <= w.rows ? first : w.rows >= kLanes ? w.rows - kLanes : 0;
+        skip = first - start;
         valid = w.rows - first < kLanes ? w.rows - first : kLanes;
-        for (int64_t i = 0; i < kLanes; ++i) {
-            rows[i] = w.data + (first + (i < valid ? i : valid - 1)) * row_bytes;
-        }
-        next = w.data + (first + kLanes) * row_bytes;
+        const auto place = [&](const std::byte* base, int64_t width) -> const std::byte* {
+            if (!base || w.rows >= kLanes) return base ? base + start * width : nullptr;
+            std::memcpy(padding, base, static_cast<size_t>(w.rows * width));
+            const std::byte* copy = padding;
+            padding += kLanes * width;
+            return copy;
+        };
+        rows = place(w.data, stride);
+        scales = place(w.scales, scale_stride);
+        biases = place(w.biases, scale_stride);
     }
 
-    // Asks for the bytes of the next panel that lie as far as chunk `chunk` does in this one.
-    void prefetch(int64_t chunk, int64_t chunk_bytes) const {
-        const std::byte* p = next + chunk * chunk_bytes * kLanes;
-        for (int64_t i = 0; i < chunk_bytes * kLanes; i += 64) __builtin_prefetch(p + i, 0, 3);
+    // Asks for the codes of the next panel that lie as far as chunk `chunk` does in this one, and for its scales.
+    void prefetch_next(int64_t chunk, int64_t chunk_bytes) const {
+        const std::byte* codes = rows + kLanes * stride + chunk * chunk_bytes * kLanes;
+        for (int64_t i = 0; i < chunk_bytes * kLanes; i += 64) prefetch(codes + i);
+        const int64_t line = chunk * 64;
+        if (line < kLanes * scale_stride) {
+            prefetch(scales + kLanes * scale_stride + line);
+            if (biases) prefetch(biases + kLanes * scale_stride + line);
+        }
+    }
+
+    void store(F32 result, float* out) const {
+        if (valid == kLanes) return result.store(out);
+        float lanes[kLanes];
+        result.store(lanes);
+        std::memcpy(out, lanes + skip, static_cast<size_t>(valid) * sizeof(float));
     }
 };
+
+inline int64_t panel_padding_bytes(int64_t cols) { return kLanes * cols * 6; }
 
 template <int Bits, size_t I>
 inline I32 code_at(const I32* words) {
@@ -67,10 +94,8 @@ inline void expand_codes(const Panel& panel, int64_t column, I32* out) {
     constexpr int kBytes = kChunk * Bits / 8;
     const int64_t offset = column * Bits / 8;
     if constexpr (Bits == 4) {
-        const std::byte* at[kLanes];
-        for (int i = 0; i < kLanes; ++i) at[i] = panel.rows[i] + offset;
         I32 t[4];
-        transpose_words(at, t);
+        transpose_words(panel.rows + offset, panel.stride, t);
         const I32 mask = I32::set(0x000f000f);
         for (int j = 0; j < 4; ++j) {
             out[4 * j] = t[j] & mask;
@@ -81,12 +106,10 @@ inline void expand_codes(const Panel& panel, int64_t column, I32* out) {
     } else {
         // Rows are copied first: a chunk need not end on the 16 bytes that a transposition reads.
         alignas(64) std::byte copy[kLanes][kChunk];
-        const std::byte* at[kLanes];
-        for (int i = 0; i < kLanes; ++i) std::memcpy(copy[i], panel.rows[i] + offset, kBytes);
+        for (int i = 0; i < kLanes; ++i) std::memcpy(copy[i], panel.rows + i * panel.stride + offset, kBytes);
         I32 words[8];
         for (int half = 0; half < (kBytes + 15) / 16; ++half) {
-            for (int i = 0; i < kLanes; ++i) at[i] = copy[i] + 16 * half;
-            transpose_words(at, words + 4 * half);
+            transpose_words(copy[0] + 16 * half, kChunk, words + 4 * half);
         }
         pair_codes<Bits>(words, out, std::make_index_sequence<kChunkWords>());
     }
@@ -146,18 +169,11 @@ inline float group_float(const Matrix& w, const std::byte* row, int64_t g) {
 inline void load_group_floats(const Panel& panel, const std::byte* base, float* out) {
     const Matrix& w = *panel.weight;
     const int64_t groups = w.cols / w.group;
-    const int64_t stride = w.scale_row_bytes();
-    const std::byte* rows[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) {
-        rows[i] = base + (panel.first_row + (i < panel.valid ? i : panel.valid - 1)) * stride;
-    }
     int64_t g = 0;
     if (w.format == Format::affine && w.dtype == Dtype::bf16) {
         for (; g + 8 <= groups; g += 8) {
-            const std::byte* at[kLanes];
-            for (int i = 0; i < kLanes; ++i) at[i] = rows[i] + g * 2;
             I32 t[4];
-            transpose_words(at, t);
+            transpose_words(base + g * 2, panel.scale_stride, t);
             for (int j = 0; j < 4; ++j) {
                 shift_left<16>(t[j]).store(out + (g + 2 * j) * kLanes);
                 (t[j] & I32::set(static_cast<int32_t>(0xffff0000u))).store(out + (g + 2 * j + 1) * kLanes);
@@ -165,7 +181,7 @@ inline void load_group_floats(const Panel& panel, const std::byte* base, float* 
         }
     }
     for (; g < groups; ++g) {
-        for (int i = 0; i < kLanes; ++i) out[g * kLanes + i] = group_float(w, rows[i], g);
+        for (int i = 0; i < kLanes; ++i) out[g * kLanes + i] = group_float(w, base + i * panel.scale_stride, g);
     }
 }
 

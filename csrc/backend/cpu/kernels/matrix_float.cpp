@@ -26,10 +26,10 @@ F32 column_of(const Panel& panel, const float* scales, const float* biases, int6
     float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) {
         if (!w.quantized()) {
-            lanes[i] = stored_float(panel.rows[i], w.dtype, column);
+            lanes[i] = stored_float(panel.rows + i * panel.stride, w.dtype, column);
             continue;
         }
-        const float code = code_value(w, panel.rows[i], column);
+        const float code = code_value(w, panel.rows + i * panel.stride, column);
         const int64_t at = column / w.group * kLanes + i;
         lanes[i] = biases ? std::fma(scales[at], code, biases[at]) : scales[at] * code;
     }
@@ -57,11 +57,8 @@ void expand_floats(const Panel& panel, const float* scales, const float* biases,
     } else if (!w.quantized() && w.dtype != Dtype::f16) {
         const int64_t step = w.dtype == Dtype::f32 ? 4 : 8;
         for (; c + step <= w.cols; c += step) {
-            const std::byte* at[kLanes];
-            for (int i = 0; i < kLanes; ++i)
-                at[i] = panel.rows[i] + c * static_cast<int64_t>(dtype_bytes(w.dtype));
             I32 t[4];
-            transpose_words(at, t);
+            transpose_words(panel.rows + c * static_cast<int64_t>(dtype_bytes(w.dtype)), panel.stride, t);
             for (int j = 0; j < 4; ++j) {
                 if (step == 4) {
                     t[j].store(out + (c + j) * kLanes);
@@ -117,15 +114,15 @@ void read_row(const Matrix& table, int64_t row, float* out) {
 void matrix_float(const MatrixTask& task) {
     const Matrix& w = *task.weight;
     for (int64_t p = 0; p < task.panels; ++p) {
-        const Panel panel(w, task.first_row + p * kPanel);
         float* expanded = task.scratch + 2 * w.cols;
+        const Panel panel(w, task.first_row + p * kPanel, reinterpret_cast<std::byte*>(expanded + w.cols * kLanes));
         const float* scales = task.scratch;
         const float* biases = nullptr;
         if (w.quantized()) {
-            load_group_floats(panel, w.scales, task.scratch);
+            load_group_floats(panel, panel.scales, task.scratch);
             if (w.biases) {
                 float* at = task.scratch + w.cols / w.group * kLanes;
-                load_group_floats(panel, w.biases, at);
+                load_group_floats(panel, panel.biases, at);
                 biases = at;
             }
         }
@@ -144,10 +141,7 @@ void matrix_float(const MatrixTask& task) {
                 multiply<kTileRows>(expanded, *task.x, rows, out);
             }
             for (int64_t i = 0; i < count; ++i) {
-                float lanes[kLanes];
-                out[i].store(lanes);
-                std::memcpy(task.out + (begin + i) * task.out_stride + p * kPanel, lanes,
-                            static_cast<size_t>(panel.valid) * sizeof(float));
+                panel.store(out[i], task.out + (begin + i) * task.out_stride + p * kPanel);
             }
         }
     }

@@ -1,0 +1,76 @@
+# What a newcomer types: `make demo`, then `make test`. Everything happens in .venv; nothing else is installed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := $(shell find csrc src metal -type f -not -name '*.so' -not -path '*/__pycache__/*' 2>/dev/null) \
+           CMakeLists.txt pyproject.toml
+
+.PHONY: help demo test test-fast test-oracles check format sanitize wheel metalsim clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("lily needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+
+# The package, built and installed; again whenever a source changed.
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(PIP) install --quiet .
+	@touch $@
+
+# The same with what the tests need, once per version of pyproject.toml.
+$(VENV)/.test-tools: pyproject.toml $(VENV)/.installed
+	$(PIP) install --quiet '.[test,check]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## build, install, and let the demo model answer
+	cd / && $(CURDIR)/$(BIN)/lily generate demo "Who are you?"
+	cd / && $(CURDIR)/$(BIN)/lily generate demo "What is 27 + 48?"
+
+test: $(VENV)/.test-tools check  ## every test with light oracles (NumPy, mlx-lm)
+	$(BIN)/python -m pytest -m "not oracle" --ignore=tests/metalsim
+
+test-fast: $(VENV)/.test-tools  ## what a developer runs between edits
+	$(BIN)/python -m pytest -m "not oracle and not slow" --ignore=tests/metalsim -x -q
+
+test-oracles: $(VENV)/.test-tools  ## the tests that compare with transformers and PyTorch on the CPU
+	$(PIP) install --quiet '.[oracles]'
+	$(BIN)/python -m pytest -m oracle
+
+metalsim: $(VENV)/.test-tools  ## the Metal simulator's own tests (fetches a compiler from PyPI)
+	$(BIN)/python -m pytest tests/metalsim
+
+check: $(VENV)/.test-tools  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
+
+format: $(VENV)/.test-tools  ## rewrite sources the way `check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $$(find csrc -name '*.h' -o -name '*.cpp')
+
+sanitize: $(VENV)/.test-tools  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLILY_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/ninja -C build/sanitize
+	rm -rf build/sanitize/package && mkdir -p build/sanitize/package
+	cp -r src/lily_py src/lily build/sanitize/package/
+	cp build/sanitize/_core*.so build/sanitize/package/lily_py/
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize/package \
+	  $(BIN)/python -m pytest -m "sanitized and not oracle" -q -p no:cacheprovider
+
+wheel: $(BIN)/python  ## the wheel and the source distribution, into dist/
+	$(PIP) install --quiet build
+	$(BIN)/python -m build
+
+clean:  ## remove what was built
+	rm -rf build dist $(VENV)
