@@ -1,6 +1,7 @@
 #include "runtime/model.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/error.h"

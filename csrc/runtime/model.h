@@ -1,17 +1,18 @@
 // A loaded model: weights, graph and backend, and the ways to advance sequences with them.
 //
-// Any thread may call; calls take turns. A sequence belongs to one caller at a time.
+// Any thread may call; calls take turns at each step and each chunk of a prompt. A sequence belongs to one
+// caller at a time.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/fair_mutex.h"
 #include "graph/model_graph.h"
 #include "runtime/sampler.h"
 
@@ -72,7 +73,7 @@ class Model {
     std::shared_ptr<WeightStore> weights_;
     ModelGraph graph_;
     std::unique_ptr<Backend> backend_;
-    std::mutex mutex_;
+    FairMutex mutex_;
 };
 
 }  // namespace lily

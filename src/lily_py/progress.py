@@ -39,7 +39,7 @@ class PrefillBar:
             elapsed = time.perf_counter() - self._started
             if not done or elapsed * (total - done) / done < SHOW_FROM_SECONDS:
                 return
-            self._bar = tqdm(total=total, unit="tok", desc="reading the prompt", leave=False)
+            self._bar = tqdm(total=total, initial=done, unit="tok", desc="reading the prompt", leave=False)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self.close()

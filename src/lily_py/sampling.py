@@ -49,7 +49,17 @@ _NO_REPLACEMENT = {
 
 
 class Keywords(TypedDict, total=False):
-    """Keywords of `generate`, `stream` and `chat`; None or absent is the default. See `SamplingOptions`."""
+    """Keywords of `generate`, `stream` and `chat`; None or absent is the default.
+
+    Attributes:
+        raw: continue a text as it is, control tokens in it recognised, instead of answering it.
+        tools: function descriptions, in OpenAI's form or bare.
+        thinking: ask for a thought or for none; by default the template decides.
+        template_variables: anything else that the template knows, such as ``preserve_thinking``.
+        progress: a bar for the prompt (True, False), or a function of (tokens done, tokens to do).
+
+    The others are those of `SamplingOptions`.
+    """
 
     max_tokens: int | None
     min_tokens: int | None

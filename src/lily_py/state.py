@@ -34,22 +34,17 @@ class State:
         self._model = model
         self._store = store
         self._interval = interval if store.enabled else 0
-        self._sequence = model.new_sequence()
+        self._native: _core.Sequence | None = None
         self._logits: Logits | None = None
 
     @property
     def covered(self) -> int:
         """Tokens that have been computed."""
-        return self._sequence.length
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the native state, shared ones included."""
-        return self._sequence.nbytes
+        return 0 if self._native is None else self._native.length
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return (address, bytes) of the native memory that this keeps alive."""
-        return self._sequence.blocks()
+        return [] if self._native is None else self._native.blocks()
 
     def restart(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` instead; return how many of them are covered by what was computed before.
@@ -63,11 +58,11 @@ class State:
         limit = max(0, len(tokens) - 1)
         # The state as it stands may be the best one to go on from.
         own = _common(numpy.array(self.tokens[: self.covered], numpy.int32), ids)
-        if own < self.covered or own > limit:
+        if own and (own < self.covered or own > limit):
             own = max(length for length in self._sequence.snapshots() if length <= min(own, limit))
         stored = self._store.find(ids, limit)
         if stored is not None and stored.length > own:
-            self._sequence = self._model.new_sequence(stored)
+            self._native = self._model.new_sequence(stored)
             self._logits = None
         elif own < self.covered:
             self._sequence.truncate(own)
@@ -166,9 +161,16 @@ class State:
         other = State.__new__(State)
         other.tokens = list(self.tokens)
         other._model, other._store, other._interval = self._model, self._store, self._interval
-        other._sequence = self._sequence.fork()
+        other._native = None if self._native is None else self._native.fork()
         other._logits = self._logits
         return other
+
+    @property
+    def _sequence(self) -> _core.Sequence:
+        # Made when first needed: a large model's takes tens of megabytes, and a stored state often serves.
+        if self._native is None:
+            self._native = self._model.new_sequence()
+        return self._native
 
     def _recover(self) -> None:
         """Bring the sequence back to a beginning of `tokens` after a step that failed half-way."""

@@ -126,8 +126,8 @@ def test_random_programs_equal_cold_runs(tiny: Any, shape: str) -> None:
         SessionPrograms.engine, SessionPrograms.reference = engine, reference
         machine = SessionPrograms.TestCase
         machine.settings = settings(
-            max_examples=25,
-            stateful_step_count=30,
+            max_examples=60,
+            stateful_step_count=40,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
