@@ -118,6 +118,19 @@ def test_bindings_are_checked(sim: Simulator, arguments: dict[int, object], kind
     assert kind in kinds(sim)
 
 
+def test_access_through_an_unbound_argument(sim: Simulator) -> None:
+    source = """
+    #include <metal_stdlib>
+    using namespace metal;
+    kernel void k(device float* a [[buffer(0)]], device float* b [[buffer(1)]],
+                  constant uint& far [[buffer(2)]]) { b[0] = 1; a[far] = 1; }"""
+    with sim.encoder() as encoder:
+        arguments = {1: sim.buffer(4, "b"), 2: np.uint32(1 << 20)}
+        done = encoder.dispatch(sim.compile(source), "k", arguments, groups=1, group=1)
+    assert not done
+    assert kinds(sim) == {"missing-argument", "null-buffer"}
+
+
 def test_access_below_the_bound_offset(sim: Simulator) -> None:
     source = """
     #include <metal_stdlib>

@@ -14,6 +14,8 @@
 
 namespace metalsim::arena {
 
+bool has_host_buffers = false;
+
 namespace {
 
 struct Region {
@@ -53,7 +55,7 @@ uint64_t take_region(uint64_t mapped) {
         state->reusable.erase(fits);
         return offset;
     }
-    if (state->bump + mapped + red_zone > threadgroup_offset) return 0;
+    if (state->bump + mapped + red_zone > unbound_offset) return 0;
     uint64_t offset = state->bump;
     state->bump += mapped + red_zone;
     return offset;
@@ -127,6 +129,7 @@ Buffer* adopt(void* memory, uint64_t length, const Options& options) {
     b->base = static_cast<char*>(memory);
     b->host_memory = true;
     state->host[reinterpret_cast<uintptr_t>(memory)] = b;
+    has_host_buffers = true;
     return b;
 }
 
@@ -134,19 +137,19 @@ void release(Buffer* b) {
     b->live = false;
     if (!b->read_only) state->allocated -= b->length;
     if (b->host_memory) state->host.erase(reinterpret_cast<uintptr_t>(b->base));
+    has_host_buffers = !state->host.empty();
     madvise(address(b->arena_offset), b->mapped, MADV_DONTNEED);
     mprotect(address(b->arena_offset), b->mapped, PROT_NONE);
     shadow::forget(b->arena_offset, b->mapped);
     state->quarantine.push_back({b->arena_offset, b->mapped});
     while (state->quarantine.size() > quarantine_limit ||
-           (state->bump > threadgroup_offset / 2 && !state->quarantine.empty()))
+           (state->bump > unbound_offset / 2 && !state->quarantine.empty()))
         recycle_oldest();
 }
 
 Buffer* owner(uint64_t offset) { return state->buffers[state->page_owner[offset / page]]; }
 
 Buffer* host_owner(uintptr_t a) {
-    if (state->host.empty()) return nullptr;
     auto it = state->host.upper_bound(a);
     if (it == state->host.begin()) return nullptr;
     Buffer* b = std::prev(it)->second;

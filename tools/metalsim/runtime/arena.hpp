@@ -33,6 +33,8 @@ constexpr uint64_t page = 4096;
 constexpr uint64_t red_zone = 16 * page;
 constexpr uint64_t threadgroup_offset = 60ull << 30;  // threadgroup memory is here
 constexpr uint64_t threadgroup_size = 8ull << 20;
+// Unbound buffer arguments point into the middle of a range that holds nothing.
+constexpr uint64_t unbound_offset = 56ull << 30, unbound_size = 4ull << 30;
 
 // Reserves the address ranges, once.
 void initialise();
@@ -51,6 +53,8 @@ void release(Buffer* buffer);
 
 // Owner of an arena offset, or nullptr in a red zone.
 Buffer* owner(uint64_t offset);
+// Whether any adopted buffer exists: without one, addresses outside the arena need no look.
+extern bool has_host_buffers;
 // The adopted buffer that holds a host address, or nullptr.
 Buffer* host_owner(uintptr_t address);
 std::vector<Buffer*> live_buffers();

@@ -184,6 +184,9 @@ bool Encoder::arguments_are_valid(Uint3 group, Uint3 groups) {
         if (!b.bound) {
             if (p.kind == ParameterKind::buffer)
                 report("missing-argument", "buffer(" + index + ") is not bound");
+            if (!p.is_reference)
+                arguments_.buffers[p.index].pointer =
+                    reinterpret_cast<char*>(arena::base + arena::unbound_offset + arena::unbound_size / 2);
             continue;
         }
         if (p.is_reference && b.length < p.element_size)

@@ -10,15 +10,21 @@
 
 using metalsim::report;
 using metalsim::shadow::Access;
+namespace arena = metalsim::arena;
 
 namespace {
 
+constexpr uintptr_t lowest_address = 65536;  // below: offsets from a null pointer
+
 void check(void* p, unsigned size, Access kind, void* pc, bool aligned) {
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    // Most accesses outside the arena are to the thread's own stack.
+    if (address - arena::base >= arena::size && address >= lowest_address && !arena::has_host_buffers) return;
     // Where the compiler does not use the "unaligned" forms it takes natural alignment for granted.
     unsigned needed = size < 8 ? size : 8;
-    if (aligned && metalsim::shadow::group.running && (reinterpret_cast<uintptr_t>(p) & (needed - 1)))
+    if (aligned && metalsim::shadow::group.running && (address & (needed - 1)))
         report("misaligned", std::to_string(size) + "-byte access at an address that is not aligned", {pc});
-    metalsim::shadow::access(reinterpret_cast<uintptr_t>(p), size, kind, pc);
+    metalsim::shadow::access(address, size, kind, pc);
 }
 
 struct SourceLocation {

@@ -121,7 +121,8 @@ void check_buffer(const Buffer* b, uint64_t offset, unsigned size, Access kind, 
     if (stores(kind) && b->read_only) report("write-constant", b->name, {pc});
 }
 
-// The per-byte part; returns how many bytes this dispatch touched for the first time.
+// The part on shadow cells; returns how many bytes this dispatch touched for the first time. Neighbouring
+// bytes mostly have equal stamps and are handled together.
 struct Fresh {
     uint32_t read = 0, written = 0;
 };
@@ -129,32 +130,38 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
     Fresh fresh;
     // An atomic load is stamped like an atomic write: it may meet atomics, but no plain write.
     const bool atomic = is_atomic(kind);
-    for (unsigned i = 0; i < size; i++, c++) {
-        uint64_t w = c->write, r = c->read;
+    for (unsigned done = 0, run; done < size; done += run, c += run) {
+        const uint64_t w = c->write, r = c->read;
+        for (run = 1; done + run < size && c[run].write == w && c[run].read == r;) run++;
         if (w == unusable && !b)
             return abandon("out-of-bounds", describe(kind, size) + " outside a threadgroup variable", pc),
                    fresh;
         if (w) {
             if (!(atomic && is_atomic(w)) && !ordered(w, now, b))
                 report_race(kind == Access::read ? "read after write" : "write after write", w, now, b,
-                            offset, pc);
+                            offset + done, pc);
         } else if (loads(kind) && (!b || b->track_initialisation)) {
             report("uninitialised",
-                   b ? "read of " + b->name + "+" + std::to_string(offset) + ", which nobody wrote"
+                   b ? "read of " + b->name + "+" + std::to_string(offset + done) + ", which nobody wrote"
                      : "read of threadgroup memory that nobody wrote",
                    {pc});
         }
+        const bool first_read = !r || dispatch_of(r) != dispatch_of(now);
+        const bool first_write = !w || dispatch_of(w) != dispatch_of(now);
+        if (loads(kind) && first_read) fresh.read += run;
         if (kind == Access::read) {
-            fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
-            c->read = merge_read(r, now);
+            const uint64_t merged = merge_read(r, now);
+            if (merged != r)
+                for (unsigned i = 0; i < run; i++) c[i].read = merged;
             continue;
         }
         if (r && !(atomic && is_atomic(r)) && !ordered(r, now, b))
-            report_race("write after read", r, now, b, offset, pc);
-        if (stores(kind)) fresh.written += dispatch_of(w) != dispatch_of(now) || !w;
-        if (loads(kind)) fresh.read += dispatch_of(r) != dispatch_of(now) || !r;
-        c->write = now;
-        if (atomic) c->read = now;
+            report_race("write after read", r, now, b, offset + done, pc);
+        if (stores(kind) && first_write) fresh.written += run;
+        for (unsigned i = 0; i < run; i++) {
+            c[i].write = now;
+            if (atomic) c[i].read = now;
+        }
     }
     return fresh;
 }
@@ -177,6 +184,8 @@ void access(uintptr_t address, unsigned size, Access kind, void* pc) {
     if (in_buffer) {
         if (!b) b = arena::owner(offset);
         within = b ? offset - b->arena_offset : 0;
+        if (!b && offset >= arena::unbound_offset)
+            return abandon("null-buffer", describe(kind, size) + " through an unbound buffer argument", pc);
         check_buffer(b, within, size, kind, pc);
     } else if (within + size > group.memory_used) {
         return abandon("out-of-bounds", describe(kind, size) + " beyond the threadgroup memory", pc);
