@@ -268,13 +268,38 @@ class Simulator:
             function.restype, function.argtypes = result, arguments
         self.checked = True
 
-    def configure(self, *, seed: int | None = None, checks: bool | None = None) -> None:
-        """Scheduling seed, and whether the checker runs (and kernels are built for it)."""
+    def configure(
+        self,
+        *,
+        seed: int | None = None,
+        checks: bool | None = None,
+        working_set: int | None = None,
+        max_buffer: int | None = None,
+        macos: tuple[int, int] | None = None,
+        gpu: tuple[str, int] | None = None,
+        wait_timeout: float | None = None,
+    ) -> None:
+        """Set what is given and leave the rest.
+
+        Scheduling seed; whether the checker runs (and kernels are built for it); recommendedMaxWorkingSetSize
+        and maxBufferLength in bytes; version of macOS; architecture name and Apple GPU family; seconds until
+        a wait of the GPU for an event fails.
+        """
         if seed is not None:
             self.api.metalsim_set_seed(seed)
         if checks is not None:
             self.checked = checks
             self.api.metalsim_set_checks(int(checks))
+        if working_set is not None:
+            self.api.metalsim_set_working_set(working_set)
+        if max_buffer is not None:
+            self.api.metalsim_set_max_buffer(max_buffer)
+        if macos is not None:
+            self.api.metalsim_set_macos(*macos)
+        if gpu is not None:
+            self.api.metalsim_set_family(gpu[0].encode(), gpu[1])
+        if wait_timeout is not None:
+            self.api.metalsim_set_wait_timeout(wait_timeout)
 
     def limit_threads(self, limit: int = 1024, kernel: str | None = None) -> None:
         """Lower maxTotalThreadsPerThreadgroup of one kernel or of all (1024 restores)."""

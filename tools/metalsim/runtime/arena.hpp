@@ -18,6 +18,7 @@ struct Buffer {
     bool read_only = false;
     bool tracked = true;  // the GPU orders command encoders that use it
     bool track_initialisation = false;
+    bool written = false;         // by the GPU, in this generation of dispatches or before
     bool host_memory = false;     // newBufferWithBytesNoCopy
     uint64_t bound_dispatch = 0;  // dispatch that binds it, and the lowest offset bound
     uint64_t lowest_offset = 0;

@@ -202,12 +202,14 @@ void access(uintptr_t address, unsigned size, Access kind, void* pc) {
         traffic.written += fresh.written;
         if (loads(kind)) traffic.loaded += size;
         if (stores(kind)) traffic.stored += size;
+        b->written |= stores(kind) || is_atomic(kind);
     }
 }
 
 void command_access(Buffer& b, uint64_t offset, uint64_t length, Access kind) {
     if (!config().checks) return;
     uint64_t now = stamp(ordering::current_dispatch(), 0, 0, 0, 0, false);
+    b.written |= kind == Access::write;
     for (uint64_t at = 0; at < length; at += 4096) {
         unsigned size = unsigned(std::min<uint64_t>(4096, length - at));
         Fresh fresh = touch(cells + b.arena_offset + offset + at, size, kind, now, &b, offset + at, nullptr);
@@ -227,13 +229,18 @@ void forget(uint64_t arena_offset, uint64_t length) {
 }
 
 void settle_all() {
-    for (Buffer* b : arena::live_buffers())
+    for (Buffer* b : arena::live_buffers()) {
+        if (!b->written) {  // weights: large, and nothing of their past matters
+            forget(b->arena_offset, b->mapped);
+            continue;
+        }
         for (uint64_t i = 0; i < b->length; i++) {
             Cell& c = cells[b->arena_offset + i];
             // Reading an untouched cell maps the zero page; writing it would make it real.
             if (c.write) c.write = settled;
             if (c.read) c.read = 0;
         }
+    }
 }
 
 void mark_variable(uint32_t offset, uint32_t size) {
