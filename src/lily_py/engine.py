@@ -17,6 +17,7 @@ from lily_py.info import EngineInfo
 from lily_py.loader import load_model
 from lily_py.memory import parse_size, physical_memory
 from lily_py.prefix_store import PrefixStore
+from lily_py.progress import shown
 from lily_py.prompts import PromptLike
 from lily_py.results import Result
 from lily_py.runtime import Runtime
@@ -264,16 +265,19 @@ class Engine:
 
     # ---- logits
 
-    def prefill(self, ids: Sequence[int], progress: Progress | None = None) -> Logits:
+    def prefill(self, ids: Sequence[int], progress: bool | Progress | None = None) -> Logits:
         """Start the default conversation anew with these tokens; return the logits [vocab] after the last.
 
         Nothing is taken from stored states, so that this measures what it says.
 
         Args:
             ids: at least one token.
-            progress: called with (done, total) after each chunk.
+            progress: called with (done, total) after each chunk; a bar for True, and for None where a person
+                watches and it takes long.
         """
-        return self._default.prefill(self._runtime.reader.tokens(ids), progress)
+        tokens = self._runtime.reader.tokens(ids)
+        with shown(self._runtime.read_progress(progress)) as callback:
+            return self._default.prefill(tokens, callback)
 
     def decode_step(self, token: int) -> Logits:
         """Add one token to the default conversation; return the logits [vocab] after it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
@@ -56,3 +58,14 @@ def prefill_progress(progress: bool | Progress | None) -> Progress | None:
     if callable(progress):
         return progress
     return PrefillBar() if progress or (progress is None and watched()) else None
+
+
+@contextmanager
+def shown(progress: bool | Progress | None) -> Iterator[Progress | None]:
+    """Give the callback that an argument means, as `prefill_progress`; a bar goes away at the end."""
+    callback = prefill_progress(progress)
+    try:
+        yield callback
+    finally:
+        if isinstance(callback, PrefillBar):
+            callback.close()

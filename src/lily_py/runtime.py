@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from lily_py import _core
 from lily_py.checkpoint import Checkpoint
@@ -163,14 +163,19 @@ class Runtime:
         """Check a call's keywords; errors as in `read_request`."""
         self.check()
         refuse_unknown(keywords, REQUEST_NAMES)
-        progress = keywords.get("progress")
-        if not (progress is None or isinstance(progress, bool) or callable(progress)):
-            raise InvalidArgumentError(
-                f"progress must be True, False or a function of (done, total), got {progress!r}"
-            )
+        progress = self.read_progress(keywords.get("progress"))
         given = {name: value for name, value in keywords.items() if name in OPTION_NAMES}
         return read_options(self.defaults, given, self.checkpoint.config.vocab_size), prefill_progress(
             progress
+        )
+
+    def read_progress(self, progress: Any) -> bool | Progress | None:
+        """Return what a `progress` argument is, checked."""
+        self.check()
+        if progress is None or isinstance(progress, bool) or callable(progress):
+            return cast("bool | Progress | None", progress)
+        raise InvalidArgumentError(
+            f"progress must be True, False or a function of (done, total), got {progress!r}"
         )
 
     def settle_length(self, options: SamplingOptions, prompt: int) -> SamplingOptions:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from lily_py.errors import ContextLengthError, InvalidArgumentError, LilyError
 from lily_py.generation import Generation
+from lily_py.progress import shown
 from lily_py.prompts import Prompt, PromptLike
 from lily_py.results import Result
 from lily_py.runtime import PROMPT_NAMES, Request, Runtime
 from lily_py.sampling import integer
-from lily_py.state import Logits, State
+from lily_py.state import Logits, Progress, State
 from lily_py.stream import Stream
 
 if TYPE_CHECKING:
@@ -92,11 +93,13 @@ class Session:
         """The conversation's messages, answers included; empty for a session of plain tokens."""
         return list(self._messages)
 
-    def append(self, content: PromptLike) -> None:
+    def append(self, content: PromptLike, *, progress: bool | Progress | None = None) -> None:
         """Add to the conversation and compute it, so that an answer can begin at once.
 
         Args:
             content: token ids; text, added as it is; or messages.
+            progress: called with (done, total) after each chunk; a bar for True, and for None where a person
+                watches and it takes long.
 
         Raises:
             InvalidArgumentError: messages to a session of tokens, or the other way round; empty content.
@@ -117,7 +120,9 @@ class Session:
             reserved = self._runtime.budget.admit(len(tokens))
             try:
                 state.restart(tokens)
-                state.advance(marks=() if messages is None else self._runtime.reader.marks(tokens))
+                marks = () if messages is None else self._runtime.reader.marks(tokens)
+                with shown(self._runtime.read_progress(progress)) as callback:
+                    state.advance(progress=callback, marks=marks)
                 state.snapshot()
             except BaseException:
                 state.restore(before)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import lily_py
 from lily_py import progress
 from lily_py.progress import PrefillBar, prefill_progress, watched
 
@@ -71,3 +72,28 @@ def test_only_what_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     long(4096, 4096)
     assert long._bar is None
     long.close()
+
+
+def test_every_call_that_reads_a_prompt_takes_a_function_and_draws_a_bar(
+    engine: lily_py.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = terminal_of(monkeypatch)
+    monkeypatch.setattr(progress, "SHOW_FROM_SECONDS", 0.0)
+    with engine.new_session() as session:
+        calls: dict[str, Any] = {
+            "prefill": lambda **keywords: engine.prefill([1] * 1100, **keywords),
+            "append": lambda **keywords: session.append([2] * 1100, **keywords),
+            "generate": lambda **keywords: engine.generate([3] * 1100, max_tokens=1, **keywords),
+            "session": lambda **keywords: session.generate([4] * 1100, max_tokens=1, **keywords),
+        }
+        for name, call in calls.items():
+            engine._runtime.store.clear()
+            seen: list[tuple[int, int]] = []
+            call(progress=lambda done, total, seen=seen: seen.append((done, total)))
+            assert seen[-1][0] == seen[-1][1] >= 1100, name
+            assert terminal.getvalue() == "", name
+        engine.prefill([1] * 1100)
+        assert "reading the prompt" in terminal.getvalue()
+        for wrong in (3, "yes"):
+            with pytest.raises(lily_py.InvalidArgumentError, match="progress must be"):
+                engine.prefill([1], progress=wrong)  # type: ignore[arg-type]
