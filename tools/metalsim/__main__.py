@@ -113,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--checked", action="store_true", default=True, help="for the checker (default)")
     command.add_argument("--fast", dest="checked", action="store_false", help="without instrumentation")
     command.set_defaults(function=_compile)
-    command = commands.add_parser("run-tests")
-    command.add_argument("arguments", nargs=argparse.REMAINDER)
-    command.set_defaults(function=_run_tests)
+    commands.add_parser("run-tests").set_defaults(function=_run_tests)
     command = commands.add_parser("cross-build")
     from .macos.arguments import add_arguments
 
@@ -126,7 +124,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, others = parser.parse_known_args(arguments)
+    if others and options.command != "run-tests":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    options.arguments = others
     try:
         return int(options.function(options))
     except (SourceError, CompileError, ToolchainError) as error:
