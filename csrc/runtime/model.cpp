@@ -24,7 +24,15 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
       backend_(make_backend(options)) {
     if (options.chunk < 1)
         throw InvalidArgument("chunk must be at least 1, got " + std::to_string(options.chunk));
+    static std::atomic<uint64_t> models{0};
+    graph_.state.kv.owner = ++models;
     backend_->prepare(graph_.activation_widths, options.chunk);
+}
+
+void Model::check_owner(Sequence& sequence) const {
+    if (sequence.kv().layout().owner != graph_.state.kv.owner) {
+        throw InvalidArgument("the sequence belongs to another model; make one with this model's new_sequence()");
+    }
 }
 
 void Model::check_token(int32_t token) const {
@@ -45,6 +53,7 @@ int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, Logi
                        const CancelToken* cancel, const std::function<void(int64_t, int64_t)>& progress) {
     const auto total = static_cast<int64_t>(tokens.size());
     if (total == 0) throw InvalidArgument("no tokens to feed");
+    check_owner(sequence);
     for (const int32_t token : tokens) check_token(token);
     check_room(sequence, total);
     int64_t done = 0;
@@ -85,6 +94,7 @@ void Model::forward_each(std::span<Sequence* const> sequences, std::span<const i
     batch.tokens.assign(tokens.begin(), tokens.end());
     batch.logits = logits;
     for (size_t i = 0; i < sequences.size(); ++i) {
+        check_owner(*sequences[i]);
         check_token(tokens[i]);
         check_room(*sequences[i], 1);
         for (size_t j = 0; j < i; ++j) {

@@ -65,6 +65,7 @@ class Model {
     int64_t chunk() const { return options_.chunk; }
 
   private:
+    void check_owner(Sequence& sequence) const;
     void check_token(int32_t token) const;
     void check_room(const Sequence& sequence, int64_t count) const;
 

@@ -23,6 +23,7 @@ struct KvLayout {
     int64_t kv_heads = 0;
     int64_t head_dim = 0;
     KvDtype dtype = KvDtype::bf16;
+    uint64_t owner = 0;  // the model whose states these are
 
     int64_t element_bytes() const { return dtype == KvDtype::bf16 ? 2 : 4; }
     int64_t plane_bytes() const { return kPageTokens * head_dim * element_bytes(); }  // keys of one head

@@ -46,13 +46,13 @@ def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
 
 
 def round_rows(x: Float32) -> tuple[NDArray[np.int64], Float32]:
-    """Integers [T, padded] and their scales [T, padded / 64]: scale = max|x| / 32767 for each 64 columns."""
+    """Integers [T, padded] and their scales [T, padded / 64]: scale = max|x| / 32639 for each 64 columns."""
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
     blocks = padded.reshape(len(x), -1, BLOCK)
     top = np.abs(blocks).max(-1)
-    scales = top / np.float32(32767)
+    scales = top / np.float32(32639)
     with np.errstate(divide="ignore"):
-        inverse = np.where(top > 0, np.float32(32767) / top, np.float32(0))
+        inverse = np.where(top > 0, np.float32(32639) / top, np.float32(0))
     return np.rint(blocks * inverse[..., None]).astype(np.int64).reshape(padded.shape), scales
 
 
@@ -128,7 +128,7 @@ class RoundedReference(Reference):
             return x
         padding = -x.shape[-1] % BLOCK
         blocks = np.pad(x, ((0, 0), (0, padding))).reshape(len(x), -1, BLOCK)
-        step = np.abs(blocks).max(-1, keepdims=True) / 32767
+        step = np.abs(blocks).max(-1, keepdims=True) / 32639
         integers = np.rint(np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0))
         return (integers * step).reshape(len(x), -1)[:, : x.shape[-1]]
 

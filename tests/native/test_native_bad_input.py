@@ -276,3 +276,23 @@ def test_states_of_layers_that_do_not_exist_are_refused(model: _core.Model, laye
     for read in (sequence.recurrent_state, sequence.conv_state):
         with pytest.raises(LilyError):
             read(layer if layer != 1 else 3)
+
+
+@pytest.mark.parametrize("name", ["dense", "gdn_ratio4", "head256", "kv_ratio8"])
+def test_a_sequence_of_another_model_is_refused(model: _core.Model, tiny: Tiny, name: str) -> None:
+    other = exact_model(tiny(name, "mlx-4bit-g64")).new_sequence()
+    own = model.new_sequence()
+    for call in (
+        lambda: model.forward(other, ids_of(VOCABULARY, 3)),
+        lambda: model.forward_each([own, other], ids_of(VOCABULARY, 2)),
+        lambda: model.step(other, 1, greedy()),
+    ):
+        with pytest.raises(InvalidArgumentError, match="model"):
+            call()
+    assert own.length == other.length == 0
+
+
+def test_a_sequence_with_another_kind_of_cache_is_refused(model: _core.Model, tiny: Tiny) -> None:
+    half = exact_model(tiny("moe_tied", "mlx-4bit-g64"), kv_dtype="bfloat16").new_sequence()
+    with pytest.raises(InvalidArgumentError, match="model"):
+        model.forward(half, ids_of(VOCABULARY, 3))

@@ -173,3 +173,12 @@ def test_only_the_last_logits_are_the_same_as_all_of_them(tiny: Tiny) -> None:
     model = model_of(path, kv_dtype="bfloat16", chunk=16)
     last = model.forward(model.new_sequence(), ids)
     np.testing.assert_array_equal(last, feed(model, model.new_sequence(), ids)[-1])
+
+
+@pytest.mark.parametrize("name", ["moe", "odd", "family_heads", "thin"])
+@pytest.mark.parametrize("fmt", ["mlx-4bit-g64", "mlx-4bit-g128", "mlx-4bit-g32"])
+def test_one_and_two_rows_by_bytes_equal_the_route_of_more_rows(tiny: Tiny, name: str, fmt: str) -> None:
+    path, ids, attention = tiny(ALL_SHAPES[name], fmt), ids_of(ALL_SHAPES[name].vocab, 12), attention_of(name)
+    expected = outcome(path, ids, attention, chunk=12, ablate=("byte_dot",))
+    for chunk in (1, 2, 3, 12):
+        assert_same(expected, outcome(path, ids, attention, chunk=chunk), f"{chunk} rows")

@@ -13,11 +13,20 @@
 namespace lily::cpu {
 namespace {
 
+constexpr const char* kAblations[] = {"integer_dot", "byte_dot", "avx512vnni", "avx2"};
+
 class CpuBackend final : public Backend {
   public:
     explicit CpuBackend(const BackendOptions& options)
         : options_(options), kernels_(choose_kernels(options)), pool_(choose_threads(options)) {
+        for (const std::string& name : options.ablate) {
+            if (std::find(std::begin(kAblations), std::end(kAblations), name) == std::end(kAblations)) {
+                throw InvalidArgument("ablate: the CPU backend has nothing named '" + name +
+                                      "' to switch off (integer_dot, byte_dot, avx512vnni, avx2)");
+            }
+        }
         integer_dot_ = !options.ablate.contains("integer_dot");
+        byte_dot_ = !options.ablate.contains("byte_dot");
         scratch_.resize(static_cast<size_t>(pool_.threads()));
     }
 
@@ -33,6 +42,7 @@ class CpuBackend final : public Backend {
         if (rows > max_rows_) throw BackendError("a batch of " + std::to_string(rows) + " rows is too large");
         for (size_t i = 0; i < widths_.size(); ++i)
             activations_[i].ensure(static_cast<size_t>(rows * widths_[i]));
+        by_bytes_ = byte_dot_ && rows <= kMaxByteRows;
         for (const Op& op : ops) {
             std::visit([&](const auto& o) { apply(o, batch, rows); }, op);
         }
@@ -102,7 +112,7 @@ class CpuBackend final : public Backend {
 
     // x as the products need it. `quantized` holds the integers afterwards.
     void quantize(const float* x, int64_t rows, int64_t cols, bool integers, QuantizedRows& quantized) {
-        quantized.shape(x, rows, cols, integers);
+        quantized.shape(x, rows, cols, integers, by_bytes_);
         if (integers) prepare_rows(rows, [&](int64_t row) { quantized.quantize(kernels_, row); });
     }
 
@@ -436,7 +446,7 @@ class CpuBackend final : public Backend {
         const Product product{&op.weight, 0};
         const std::span<const Product> products(&product, 1);
         const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
-        rows_.shape(hidden, rows, cols, any_integers(products));
+        rows_.shape(hidden, rows, cols, any_integers(products), by_bytes_);
         if (any_integers(products)) {
             prepare_rows(wanted, [&](int64_t i) {
                 rows_.quantize(kernels_, batch.logit_rows[static_cast<size_t>(i)]);
@@ -471,6 +481,8 @@ class CpuBackend final : public Backend {
     const Kernels& kernels_;
     ThreadPool pool_;
     bool integer_dot_ = true;
+    bool byte_dot_ = true;
+    bool by_bytes_ = false;  // this batch is small enough for the byte kernels
     std::vector<int64_t> widths_;
     int64_t max_rows_ = 0;
     std::vector<Buffer<float>> activations_;

@@ -13,21 +13,26 @@
 
 namespace lily::cpu {
 
-constexpr int64_t kBlock = 64;     // columns that share an activation scale
-constexpr int64_t kPanel = 16;     // output rows a matrix kernel works on at once
-constexpr int64_t kMaxPanels = 2;  // panels per call for many rows
+constexpr int64_t kBlock = 64;       // columns that share an activation scale
+constexpr int64_t kPanel = 16;       // output rows a matrix kernel works on at once
+constexpr int64_t kMaxPanels = 2;    // panels per call for many rows
+constexpr int64_t kMaxByteRows = 2;  // batches up to this size are also kept as bytes
 
 // Rows of activations, in fp32 and, for integer dot products, as 16-bit integers with a scale per block:
 // x ~ scale * integer. Within each run of eight columns the integers stand in the order 0 4 1 5 2 6 3 7, so
-// that a 32-bit word meets the words of unpacked 4-bit codes.
+// that a 32-bit word meets the words of unpacked 4-bit codes. `digits` are the same integers as 256 high +
+// low in signed bytes, for one or two rows: per 128 columns the even columns' high and low bytes, then the
+// odd ones'.
 struct RowsView {
     const float* values = nullptr;      // [rows, cols], row stride `cols`
     const int16_t* integers = nullptr;  // [rows, padded], padded = cols rounded up to kBlock
+    const int8_t* digits = nullptr;     // [rows, digit_stride], null unless made
     const float* scales = nullptr;      // [rows, padded / kBlock]
     const float* sums = nullptr;        // [rows, sum_floats]: of scale * integer over 16, 32 and 64 columns
     int64_t cols = 0;
     int64_t padded() const { return (cols + kBlock - 1) / kBlock * kBlock; }
     int64_t blocks() const { return padded() / kBlock; }
+    int64_t digit_stride() const { return (blocks() + 1) / 2 * 4 * kBlock; }
     int64_t sum_floats() const { return blocks() * 7; }
     // The sums over `width` (16, 32 or 64) columns of one row.
     const float* sums_of(int64_t row, int64_t width) const {
@@ -77,7 +82,9 @@ struct AttentionTask {
 struct Kernels {
     const char* name;
     int64_t (*matrix_scratch_floats)(int64_t cols);
-    void (*quantize_row)(const float* x, int64_t cols, int16_t* integers, float* scales, float* sums);
+    // `digits` may be null.
+    void (*quantize_row)(const float* x, int64_t cols, int16_t* integers, int8_t* digits, float* scales,
+                         float* sums);
     void (*matrix_integer)(const MatrixTask& task);  // quantised weights, integer dot products
     void (*matrix_float)(const MatrixTask& task);    // any weights, expanded to fp32
     void (*read_row)(const Matrix& table, int64_t row, float* out);  // one weight row as fp32

@@ -10,8 +10,8 @@ namespace lily::cpu {
 
 class QuantizedRows {
   public:
-    // Room for rows of this width; `values` stay where they are.
-    void shape(const float* values, int64_t rows, int64_t cols, bool integers) {
+    // Room for rows of this width; `values` stay where they are. Few rows are also kept as bytes.
+    void shape(const float* values, int64_t rows, int64_t cols, bool integers, bool digits) {
         view_.values = values;
         view_.cols = cols;
         if (!integers) return;
@@ -19,6 +19,8 @@ class QuantizedRows {
         integers_.ensure(n * static_cast<size_t>(view_.padded()));
         scales_.ensure(n * static_cast<size_t>(view_.blocks()));
         sums_.ensure(n * static_cast<size_t>(view_.sum_floats()));
+        if (digits) digits_.ensure(n * static_cast<size_t>(view_.digit_stride()));
+        view_.digits = digits ? digits_.data() : nullptr;
         view_.integers = integers_.data();
         view_.scales = scales_.data();
         view_.sums = sums_.data();
@@ -26,8 +28,9 @@ class QuantizedRows {
 
     void quantize(const Kernels& kernels, int64_t row) {
         kernels.quantize_row(view_.values + row * view_.cols, view_.cols,
-                             integers_.data() + row * view_.padded(), scales_.data() + row * view_.blocks(),
-                             sums_.data() + row * view_.sum_floats());
+                             integers_.data() + row * view_.padded(),
+                             view_.digits ? digits_.data() + row * view_.digit_stride() : nullptr,
+                             scales_.data() + row * view_.blocks(), sums_.data() + row * view_.sum_floats());
     }
 
     const RowsView& view() const { return view_; }
@@ -35,6 +38,7 @@ class QuantizedRows {
   private:
     RowsView view_;
     Buffer<int16_t> integers_;
+    Buffer<int8_t> digits_;
     Buffer<float> scales_;
     Buffer<float> sums_;
 };

@@ -26,9 +26,28 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
     for (; i < size; ++i) out[i] = x[i] * inverse * weight[i];
 }
 
-// 16-bit integers with a scale per 64 columns: scale = max|x| / 32767, integer = round(x / scale).
-// A block with a value that is not finite gets a NaN scale, so that the fault shows in the result.
-void quantize_row(const float* x, int64_t cols, int16_t* integers, float* scales, float* sums) {
+namespace {
+
+// Sixteen columns as bytes: even columns to `at` in the first two rows of 64 bytes (high, low), odd to the
+// others.
+void split_digits(const int32_t* q, int8_t* block, int64_t at) {
+    for (int i = 0; i < kLanes; ++i) {
+        const int32_t high = (q[i] + 128) >> 8;
+        int8_t* pair = block + i % 2 * 2 * kBlock + at + i / 2;
+        pair[0] = static_cast<int8_t>(high);
+        pair[kBlock] = static_cast<int8_t>(q[i] - high * 256);
+    }
+}
+
+}  // namespace
+
+// 16-bit integers with a scale per 64 columns: scale = max|x| / 32639, integer = round(x / scale). The
+// largest integer is the largest one that is 256 times a signed byte plus a signed byte. A block with a value
+// that is not finite gets a NaN scale, so that the fault shows in the result.
+constexpr float kTop = 127 * 256 + 127;
+
+void quantize_row(const float* x, int64_t cols, int16_t* integers, int8_t* digits, float* scales,
+                  float* sums) {
     const int64_t blocks = (cols + kBlock - 1) / kBlock;
     for (int64_t b = 0; b < blocks; ++b) {
         alignas(64) float block[kBlock] = {};
@@ -43,11 +62,11 @@ void quantize_row(const float* x, int64_t cols, int16_t* integers, float* scales
         }
         const float top = largest(peak);
         const bool sound = sum(faults) == 0.0f;
-        scales[b] = sound ? top / 32767.0f : std::numeric_limits<float>::quiet_NaN();
+        scales[b] = sound ? top / kTop : std::numeric_limits<float>::quiet_NaN();
         // A top below the normal range would make the inverse infinite: such a block counts as zero.
         const bool usable = sound && top > 1e-30f;
         if (sound && !usable) scales[b] = 0.0f;
-        const F32 inverse = F32::set(usable ? 32767.0f / top : 0.0f);
+        const F32 inverse = F32::set(usable ? kTop / top : 0.0f);
         int32_t total[4];
         for (int part = 0; part < 4; ++part) {
             int32_t q[kLanes];
@@ -65,6 +84,7 @@ void quantize_row(const float* x, int64_t cols, int16_t* integers, float* scales
                 }
             }
             for (const int32_t value : q) s += value;
+            if (digits) split_digits(q, digits + b / 2 * 4 * kBlock, b % 2 * 32 + part * 8);
             total[part] = s;
         }
         float* sixteen = sums + b * 4;

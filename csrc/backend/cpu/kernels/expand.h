@@ -18,8 +18,9 @@ constexpr int kChunkWords = kChunk / 2;  // words of two 16-bit codes
 // Twice the value of each e2m1 code.
 constexpr int16_t kE2m1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Sixteen rows of a matrix that hold output rows [first, first + 16). At the end of the matrix the panel is moved
-// up: its first `skip` lanes were computed before and are not stored. A matrix of fewer rows is copied and padded.
+// Sixteen rows of a matrix that hold output rows [first, first + 16). At the end of the matrix the panel is
+// moved up: its first `skip` lanes were computed before and are not stored. A matrix of fewer rows is copied
+// and padded.
 struct Panel {
     const Matrix* weight;
     const std::byte* rows;
@@ -48,14 +49,17 @@ struct Panel {
         biases = place(w.biases, scale_stride);
     }
 
-    // Asks for the codes of the next panel that lie as far as chunk `chunk` does in this one, and for its scales.
+    // Asks for the codes of the next panel that lie as far as chunk `chunk` does in this one, and for its
+    // scales.
     void prefetch_next(int64_t chunk, int64_t chunk_bytes) const {
         const std::byte* codes = rows + kLanes * stride + chunk * chunk_bytes * kLanes;
         for (int64_t i = 0; i < chunk_bytes * kLanes; i += 64) prefetch(codes + i);
-        const int64_t line = chunk * 64;
-        if (line < kLanes * scale_stride) {
-            prefetch(scales + kLanes * scale_stride + line);
-            if (biases) prefetch(biases + kLanes * scale_stride + line);
+        // Scales lie elsewhere: their lines are spread evenly over the chunks.
+        const int64_t chunks = stride / chunk_bytes;
+        const int64_t lines = (kLanes * scale_stride + 63) / 64;
+        for (int64_t line = chunk * lines / chunks; line < (chunk + 1) * lines / chunks; ++line) {
+            prefetch(scales + kLanes * scale_stride + line * 64);
+            if (biases) prefetch(biases + kLanes * scale_stride + line * 64);
         }
     }
 
@@ -181,7 +185,8 @@ inline void load_group_floats(const Panel& panel, const std::byte* base, float* 
         }
     }
     for (; g < groups; ++g) {
-        for (int i = 0; i < kLanes; ++i) out[g * kLanes + i] = group_float(w, base + i * panel.scale_stride, g);
+        for (int i = 0; i < kLanes; ++i)
+            out[g * kLanes + i] = group_float(w, base + i * panel.scale_stride, g);
     }
 }
 

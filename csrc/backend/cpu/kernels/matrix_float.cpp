@@ -115,7 +115,8 @@ void matrix_float(const MatrixTask& task) {
     const Matrix& w = *task.weight;
     for (int64_t p = 0; p < task.panels; ++p) {
         float* expanded = task.scratch + 2 * w.cols;
-        const Panel panel(w, task.first_row + p * kPanel, reinterpret_cast<std::byte*>(expanded + w.cols * kLanes));
+        const Panel panel(w, task.first_row + p * kPanel,
+                          reinterpret_cast<std::byte*>(expanded + w.cols * kLanes));
         const float* scales = task.scratch;
         const float* biases = nullptr;
         if (w.quantized()) {

@@ -1,13 +1,16 @@
 // W x for quantised W by integer dot products on the stored codes.
 //
 // For one output and one block of columns (the scale group, at most 64 columns):
-//   acc = fma(float(sum of code * integer), scale * x_scale, acc);  acc = fma(bias, sum of x over the block, acc)
+//   acc = fma(float(sum of code * integer), scale * x_scale, acc);  acc = fma(bias, sum of x over the block,
+//   acc)
 // with blocks in ascending order. The integer sum is exact, so neither the number of rows, nor the panel, nor
-// the instruction set changes a bit. Few rows expand codes in registers; many rows expand panels once into
-// cache and walk them in tiles of rows. Bound by memory bandwidth for few rows, by the dot-product unit for many.
+// the instruction set changes a bit. One or two rows take the codes as bytes; few rows expand them in
+// registers; many rows expand panels once into cache and walk them in tiles of rows. Bound by memory
+// bandwidth for few rows, by the dot-product unit for many.
 #include <bit>
 
 #include "backend/cpu/kernels/expand.h"
+#include "backend/cpu/kernels/matrix_bytes.h"
 #include "backend/cpu/kernels/tables.h"
 
 namespace lily::cpu {
@@ -132,13 +135,19 @@ void accumulate(const PanelInput<Source>* panels, int64_t group, const RowsView&
     }
 }
 
-template <int P, int Block, typename Source, int M = kTileRows>
+// Any number of rows up to a tile, by the smallest M that holds them; surplus rows repeat the last one.
+template <int P, int Block, typename Source>
 void accumulate_rows(int64_t count, const PanelInput<Source>* panels, int64_t group, const RowsView& x,
-                     const int64_t* rows, F32 (*acc)[kTileRows]) {
-    if constexpr (M > 1) {
-        if (count < M) return accumulate_rows<P, Block, Source, M - 1>(count, panels, group, x, rows, acc);
+                     int64_t* rows, F32 (*acc)[kTileRows]) {
+    for (int64_t i = count; i < kTileRows; ++i) rows[i] = rows[count - 1];
+    if (count == 1) return accumulate<1, P, Block>(panels, group, x, rows, acc);
+    if constexpr (Block == 64) {
+        if (count == 2) return accumulate<2, P, Block>(panels, group, x, rows, acc);
+        if (count == 3) return accumulate<3, P, Block>(panels, group, x, rows, acc);
+        if (count <= 4) return accumulate<4, P, Block>(panels, group, x, rows, acc);
+        if (count <= 6) return accumulate<6, P, Block>(panels, group, x, rows, acc);
     }
-    accumulate<M, P, Block>(panels, group, x, rows, acc);
+    accumulate<kTileRows, P, Block>(panels, group, x, rows, acc);
 }
 
 template <int P, typename Source>
@@ -157,7 +166,8 @@ void run_rows(const MatrixTask& task, const Panel* places, const PanelInput<Sour
             accumulate_rows<P, 16>(count, panels, group, *task.x, rows, acc);
         }
         for (int64_t i = 0; i < count; ++i) {
-            for (int p = 0; p < P; ++p) places[p].store(acc[p][i], out + (begin + i) * task.out_stride + p * kPanel);
+            for (int p = 0; p < P; ++p)
+                places[p].store(acc[p][i], out + (begin + i) * task.out_stride + p * kPanel);
         }
     }
 }
@@ -189,7 +199,8 @@ PanelInput<ExpandedCodes> expand_panel(const Panel& panel, const PanelScratch& s
         I32 words[kChunkWords];
         panel.prefetch_next(chunk, kChunk * w.bits / 8);
         expand_words(panel, chunk * kChunk, words);
-        for (int k = 0; k < kChunkWords; ++k) words[k].store(scratch.words + (chunk * kChunkWords + k) * kLanes);
+        for (int k = 0; k < kChunkWords; ++k)
+            words[k].store(scratch.words + (chunk * kChunkWords + k) * kLanes);
     }
     return load_scales(panel, scratch.scales, ExpandedCodes{scratch.words});
 }
@@ -232,6 +243,17 @@ void matrix_integer(const MatrixTask& task) {
     for (int64_t p = 0; p < task.panels; ++p) {
         const Panel panel(w, task.first_row + p * kPanel, scratch.padding);
         float* out = task.out + p * kPanel;
+#if defined(LILY_BYTE_DOTS)
+        if (fits_bytes(w, *task.x)) {
+            const auto input = load_scales(panel, scratch.scales, 0);
+            for (int64_t i = 0; i < task.count; ++i) {
+                const int64_t row = task.row_index ? task.row_index[i] : i;
+                panel.store(multiply_bytes(panel, input.scales, input.biases, *task.x, row),
+                            out + i * task.out_stride);
+            }
+            continue;
+        }
+#endif
         if (w.format == Format::affine && w.bits == 4) {
             const auto input = load_scales(panel, scratch.scales, StoredCodes{&panel});
             run_rows<1>(task, &panel, &input, out);

@@ -91,7 +91,9 @@ inline I32 dot_pairs(I32 acc, I32 a, I32 b) {
 
 // Lane i of out[j] is the 32-bit word j of the 16 bytes at rows + i * stride.
 inline void transpose_words(const std::byte* rows, int64_t stride, I32 out[4]) {
-    const auto row = [&](int64_t i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride)); };
+    const auto row = [&](int64_t i) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+    };
     __m512i r[4];
     for (int i = 0; i < 4; ++i) {
         __m512i x = _mm512_castsi128_si512(row(i));
@@ -108,6 +110,37 @@ inline void transpose_words(const std::byte* rows, int64_t stride, I32 out[4]) {
     out[2] = {_mm512_unpacklo_epi64(ab_hi, cd_hi)};
     out[3] = {_mm512_unpackhi_epi64(ab_hi, cd_hi)};
 }
+
+#if defined(__AVX512VNNI__)
+#define LILY_BYTE_DOTS 1  // the byte operations below exist
+
+// acc + sum of four products of unsigned bytes of a and signed bytes of b, in each lane
+inline I32 dot_bytes(I32 acc, I32 a, I32 b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));
+    return acc;
+}
+
+// Sums of the first and of the last eight lanes of 16 vectors: lane i of out[0] and out[1] is vector i's.
+inline void sum_halves(const I32* rows, I32 out[2]) {
+    __m512i quads[4];
+    for (int i = 0; i < 4; ++i) {
+        const __m512i a = rows[4 * i].v;
+        const __m512i b = rows[4 * i + 1].v;
+        const __m512i c = rows[4 * i + 2].v;
+        const __m512i d = rows[4 * i + 3].v;
+        const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        quads[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    }
+    const auto join = [](__m512i a, __m512i b) {
+        return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    };
+    const __m512i low = join(quads[0], quads[1]);
+    const __m512i high = join(quads[2], quads[3]);
+    out[0] = {_mm512_shuffle_i32x4(low, high, 0x88)};
+    out[1] = {_mm512_shuffle_i32x4(low, high, 0xdd)};
+}
+#endif
 
 #elif defined(__AVX2__) && defined(__FMA__)
 

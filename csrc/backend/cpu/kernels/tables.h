@@ -10,7 +10,8 @@ int64_t matrix_scratch_floats(int64_t cols);
 void matrix_integer(const MatrixTask& task);
 void matrix_float(const MatrixTask& task);
 void read_row(const Matrix& table, int64_t row, float* out);
-void quantize_row(const float* x, int64_t cols, int16_t* integers, float* scales, float* sums);
+void quantize_row(const float* x, int64_t cols, int16_t* integers, int8_t* digits, float* scales,
+                  float* sums);
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* out);
 void swiglu(const float* gate, const float* up, int64_t count, float* out);
 void add_scaled(const float* x, float scale, int64_t count, float* out);
