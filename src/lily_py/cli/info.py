@@ -50,7 +50,17 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "active_parameters": active_parameters(checkpoint),
         "weights": {
             "bytes": checkpoint.nbytes,
-            "kinds": [{**vars(group), "bits": round(group.bits, 3)} for group in groups],
+            "kinds": [
+                {
+                    "kind": group.kind,
+                    "format": group.format,
+                    "tensors": group.weights,
+                    "parameters": group.parameters,
+                    "bits": round(group.bits, 3),
+                    "bytes": group.nbytes,
+                }
+                for group in groups
+            ],
         },
         "kv_bytes_per_token": kv_bytes_per_token(config),
         "recurrent_bytes": recurrent_bytes(config),
