@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from metalsim import paths
 from metalsim.msl import frontend, static_check, vocabulary
 from metalsim_helpers import CORPUS, KERNELS
 
@@ -69,6 +71,21 @@ template [[host_name("bf16")]] [[kernel]] decltype(k<bfloat>) k<bfloat>;
     assert "no matching function for call to 'exp'" in messages
     assert "k<__bf16>" in messages
     assert "k<float>" not in messages
+
+
+def declared(shim: str) -> set[str]:
+    """Identifiers in the shim's headers, with the macros for group functions and atomics written out."""
+    text = "".join(header.read_text() for header in (paths.SHIM / shim).glob("*.hpp"))
+    names = set(re.findall(r"\w+", text))
+    names |= {group + name for group in ("simd", "quad") for name in re.findall(r"group##(_\w+)", text)}
+    return names | {
+        f"atomic_{n}_explicit" for n in re.findall(r"METALSIM_ATOMIC_OPERATION\(space, (\w+)\)", text)
+    }
+
+
+@pytest.mark.parametrize("shim", ["exec", "check"])
+def test_both_shims_have_the_vocabulary(shim: str) -> None:
+    assert vocabulary.names() - declared(shim) == set()
 
 
 def test_vocabulary_has_no_name_twice() -> None:

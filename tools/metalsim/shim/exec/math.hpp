@@ -38,6 +38,9 @@ using arithmetic_t = std::enable_if_t<is_arithmetic_v<T>, T>;
     METALSIM_UNARY(sinh, ::sinhf(x))         \
     METALSIM_UNARY(cosh, ::coshf(x))         \
     METALSIM_UNARY(tanh, ::tanhf(x))         \
+    METALSIM_UNARY(asinh, ::asinhf(x))       \
+    METALSIM_UNARY(acosh, ::acoshf(x))       \
+    METALSIM_UNARY(atanh, ::atanhf(x))       \
     METALSIM_UNARY(floor, ::floorf(x))       \
     METALSIM_UNARY(ceil, ::ceilf(x))         \
     METALSIM_UNARY(rint, ::rintf(x))         \
@@ -89,6 +92,11 @@ template <class T>
 arithmetic_t<T> mix(T a, T b, T t) {
     return T(a + (b - a) * t);
 }
+template <class T>
+arithmetic_t<T> step(T edge, T x) {
+    return x < edge ? T(0) : T(1);
+}
+inline float frexp(float x, int& exponent) { return ::frexpf(x, &exponent); }
 template <class T>
 arithmetic_t<T> select(T a, T b, bool c) {
     return c ? b : a;
