@@ -31,7 +31,8 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
 
 void Model::check_owner(Sequence& sequence) const {
     if (sequence.kv().layout().owner != graph_.state.kv.owner) {
-        throw InvalidArgument("the sequence belongs to another model; make one with this model's new_sequence()");
+        throw InvalidArgument(
+            "the sequence belongs to another model; make one with this model's new_sequence()");
     }
 }
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -33,7 +34,7 @@ class PrefillBar:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
 
     def __call__(self, done: int, total: int) -> None:
         """Draw what is done, in tokens."""
@@ -42,7 +43,8 @@ class PrefillBar:
             if not done or elapsed * (total - done) / done < SHOW_FROM_SECONDS:
                 return
             self._bar = tqdm(total=total, initial=done, unit="tok", desc="reading the prompt", leave=False)
-        self._bar.update(done - self._bar.n)
+        bar = self._bar
+        bar.update(done - bar.n)
         if done >= total:
             self.close()
 
