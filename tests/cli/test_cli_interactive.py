@@ -145,7 +145,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_ctrl_c_ends_generate_with_130_and_its_figures(endless: str) -> None:
-    with lily("generate", endless, "What is 3 + 4?", "--max-tokens", "1000000") as screen:
+    with lily("generate", endless, "What is 3 + 4?", "--temp", "0", "--max-tokens", "1000000") as screen:
         screen.wait_for("3 and 4")
         screen.interrupt()
         assert screen.wait() == 130
