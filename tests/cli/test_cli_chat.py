@@ -111,8 +111,13 @@ def test_a_file_that_is_no_conversation_changes_nothing(
 
 
 def test_an_unwritable_file_is_told_and_the_chat_goes_on(run: Run, tmp_path: Path) -> None:
-    ran = run(*GREEDY, stdin=lines(f"/save {tmp_path / 'none' / 'chat.json'}", "What is 3 + 4?"))
-    assert "can't be written" in ran.err
+    typed = lines(
+        f"/save {tmp_path / 'none' / 'chat.json'}", "/save ~nobody-here/x", "/save", "What is 3 + 4?"
+    )
+    ran = run(*GREEDY, stdin=typed)
+    assert "can't be written (No such file or directory)" in ran.err
+    assert "lily: error: ~nobody-here/x: " in ran.err
+    assert "/save needs a file name" in ran.err
     assert ran.out == "3 + 4 = 7.\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -147,6 +148,29 @@ def test_bench_gets_its_arguments_as_they_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("lily_py.bench.main", bench)
     assert cli.main(["bench", "run", "--help", "--", "-x"]) == 7
     assert seen == [["run", "--help", "--", "-x"]]
+
+
+def command(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "lily_py.cli", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_input_that_is_no_text_is_an_error() -> None:
+    ran = command("tokens", "demo", stdin=b"caf\xe9", PYTHONIOENCODING="utf-8:strict")
+    assert ran.returncode == 1
+    assert "stdin isn't utf-8 text" in error_line(ran.stderr.decode())
+
+
+def test_an_output_without_a_character_shows_a_question_mark() -> None:
+    ran = command("tokens", "demo", "--ids", "-", stdin=b"127 102", PYTHONIOENCODING="ascii")
+    assert (ran.returncode, ran.stdout) == (0, b"?\n")
 
 
 def test_module_and_closed_pipe() -> None:

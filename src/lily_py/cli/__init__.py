@@ -5,6 +5,7 @@ Exit status: 0 all went well, 1 an error of lily's (one line on stderr), 2 wrong
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from lily_py.bench import main as bench
 
         return bench(arguments[1:])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that can't show a character mustn't end an answer.
+        sys.stdout.reconfigure(errors="replace")
     options = parse(arguments)
     try:
         status: int = options.run(options)

@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from lily_py.cli.conversation import Conversation
 from lily_py.cli.models import load_engine
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Talk until the user leaves; return the exit status."""
     conversation = Conversation(options.system)
     if options.load is not None:
-        conversation.load(Path(options.load).expanduser())
+        conversation.load(options.load)
         if options.system is not None:
             conversation.system = options.system
     if sys.stdin.isatty():
@@ -146,6 +145,7 @@ class Chat:
                     printer.end()
         except BaseException as error:
             self._conversation.undo()
+            notice("the message is taken back")
             if isinstance(error, ContextLengthError):
                 notice("the conversation is full: /undo, /reset or a larger --max-context make room")
             raise
@@ -171,14 +171,14 @@ class Chat:
         if not argument:
             notice("/save needs a file name")
             return
-        count = self._conversation.save(Path(argument).expanduser())
+        count = self._conversation.save(argument)
         notice(f"saved {count} messages to {argument}")
 
     def _load(self, argument: str) -> None:
         if not argument:
             notice("/load needs a file name")
             return
-        count = self._conversation.load(Path(argument).expanduser())
+        count = self._conversation.load(argument)
         notice(f"loaded {count} messages from {argument}")
 
     def _think(self, argument: str) -> None:

@@ -58,39 +58,41 @@ class Conversation:
         """Forget all turns; the system message stays."""
         self.turns.clear()
 
-    def save(self, path: Path) -> int:
+    def save(self, name: str) -> int:
         """Write all messages as JSON; return their number.
 
         Raises:
             LilyError: the file can't be written.
         """
+        path = _path(name)
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         try:
             path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise LilyError(f"{path}: can't be written ({error.strerror})") from error
+        except (OSError, ValueError) as error:
+            raise LilyError(f"{name}: can't be written ({_reason(error)})") from error
         return len(self.messages)
 
-    def load(self, path: Path) -> int:
+    def load(self, name: str) -> int:
         """Take the messages of a file: a JSON list, or an object with ``messages``; return their number.
 
         Raises:
             LilyError: the file can't be read, or holds something else; nothing has changed then.
         """
+        path = _path(name)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise LilyError(f"{path}: can't be read ({error.strerror})") from error
+            raise LilyError(f"{name}: can't be read ({_reason(error)})") from error
         except (ValueError, RecursionError) as error:
-            raise LilyError(f"{path}: isn't JSON ({error})") from error
+            raise LilyError(f"{name}: isn't JSON ({error})") from error
         if isinstance(data, dict):
             data = data.get("messages")
         if not isinstance(data, list) or not data:
-            raise LilyError(f"{path}: holds no list of messages")
+            raise LilyError(f"{name}: holds no list of messages")
         try:
             messages = normalise_messages(data)
         except LilyError as error:
-            raise LilyError(f"{path}: {error}") from error
+            raise LilyError(f"{name}: {error}") from error
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         self.system = system
         self.turns = messages if system is None else messages[1:]
@@ -98,3 +100,20 @@ class Conversation:
 
     def _last_question(self) -> int | None:
         return next((i for i in reversed(range(len(self.turns))) if self.turns[i]["role"] == "user"), None)
+
+
+def _path(name: str) -> Path:
+    """Return a typed path with its ``~`` expanded.
+
+    Raises:
+        LilyError: nobody is called so.
+    """
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise LilyError(f"{name}: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without number and path."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
