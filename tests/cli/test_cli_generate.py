@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from cli_support import Run
@@ -58,28 +59,62 @@ def test_an_argument_wins_over_a_pipe(run: Run, demo: lily_py.Engine) -> None:
     assert ran.out == demo.generate(QUESTION, seed=5).text + "\n"
 
 
-def test_options_reach_the_sampler_under_their_names(run: Run, demo: lily_py.Engine) -> None:
-    typed = (
-        "--temperature 1.5 --top-p 0.9 --top-k 7 --min-p 0.01 --repetition-penalty 1.1 "
-        "--presence-penalty 0.2 --frequency-penalty 0.1 --seed 3 --max-tokens 12 --no-thinking"
-    )
-    expected = demo.generate(
-        QUESTION,
-        temperature=1.5,
-        top_p=0.9,
-        top_k=7,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        presence_penalty=0.2,
-        frequency_penalty=0.1,
-        seed=3,
-        max_tokens=12,
-        thinking=False,
-    )
-    ran = run("generate", "demo", QUESTION, "--json", *typed.split())
-    assert json.loads(ran.out)["token_ids"] == list(expected.token_ids)
-    neutral = run("generate", "demo", QUESTION, "--json", "--seed", "3", "--no-thinking")
-    assert json.loads(neutral.out)["token_ids"] != list(expected.token_ids)
+OPTIONS: dict[str, Any] = {
+    "temperature": 4.0,
+    "top_p": 0.9,
+    "top_k": 30,
+    "min_p": 0.1,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.2,
+    "seed": 3,
+    "max_tokens": 40,
+    "thinking": False,
+}
+
+
+def test_options_reach_the_engine_under_their_names(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    real = lily_py.Engine.stream
+
+    def stream(engine: lily_py.Engine, prompt: Any, **keywords: Any) -> lily_py.Stream:
+        seen.append({name: value for name, value in keywords.items() if value is not None})
+        return real(engine, prompt, **keywords)
+
+    monkeypatch.setattr(lily_py.Engine, "stream", stream)
+    words = ["--no-thinking"]
+    for name, value in OPTIONS.items():
+        words += [] if name == "thinking" else [f"--{name.replace('_', '-')}", str(value)]
+    for command in (("generate", "demo", QUESTION), ("chat", "demo")):
+        assert run(*command, *words, "--stop", "a", "--stop", "b", stdin=QUESTION).status == 0
+    assert seen == [{**OPTIONS, "stop": ["a", "b"]}] * 2
+    run("generate", "demo", QUESTION, "--temp", "2", "--thinking", "--raw")
+    assert seen[2] == {"temperature": 2.0, "thinking": True, "raw": True}
+
+
+def test_loading_options_reach_the_engine_under_their_names(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def load(path: str, **keywords: Any) -> None:
+        seen.append({"path": path, **keywords})
+        raise lily_py.LilyError("seen")
+
+    monkeypatch.setattr(lily_py.Engine, "load", load)
+    typed = "--backend cpu --mtp head --max-context 512 --memory-limit 2GB --threads 3 --revision v1"
+    for command in (("generate", "a/b", QUESTION), ("chat", "a/b")):
+        assert run(*command, *typed.split()).status == 1
+    expected = {
+        "path": "a/b",
+        "backend": "cpu",
+        "mtp": "head",
+        "max_context": 512,
+        "memory_limit": "2GB",
+        "threads": 3,
+        "revision": "v1",
+    }
+    assert seen == [expected] * 2
 
 
 def test_system_message_is_seen(run: Run, demo: lily_py.Engine) -> None:
