@@ -103,11 +103,23 @@ class CpuBackend final : public Backend {
         return std::clamp<int64_t>(items / (pool_.threads() * 8), least, 16);
     }
 
+    // body over the items, on all threads if it moves enough bytes to be worth waking them.
+    template <typename Body>
+    void spread(int64_t items, int64_t grain, int64_t bytes, Body&& body) {
+        if (bytes < kAloneBytes) {
+            if (items > 0) body(0, items, 0);
+        } else {
+            pool_.run(items, grain, body);
+        }
+    }
+
     template <typename Prepare>
     void prepare_rows(int64_t rows, Prepare&& one) {
-        pool_.run(rows, grain(rows), [&](int64_t begin, int64_t end, int) {
+        const auto body = [&](int64_t begin, int64_t end, int) {
             for (int64_t row = begin; row < end; ++row) one(row);
-        });
+        };
+        if (rows < kRowsAlone) return body(0, rows, 0);
+        pool_.run(rows, grain(rows), body);
     }
 
     // x as the products need it. `quantized` holds the integers afterwards.
@@ -125,8 +137,12 @@ class CpuBackend final : public Backend {
     void project(std::span<const Product> products, const QuantizedRows& x, int64_t rows,
                  const int32_t* row_index, float* out, int64_t out_stride) {
         int64_t panels = 0;
-        for (const Product& p : products) panels += panel_count(*p.weight);
-        pool_.run(panels, grain(panels, kMaxPanels), [&](int64_t begin, int64_t end, int thread) {
+        int64_t bytes = 0;
+        for (const Product& p : products) {
+            panels += panel_count(*p.weight);
+            bytes += p.weight->bytes() * rows;
+        }
+        spread(panels, grain(panels, kMaxPanels), bytes, [&](int64_t begin, int64_t end, int thread) {
             int64_t skipped = 0;
             for (const Product& p : products) {
                 const int64_t count = panel_count(*p.weight);
@@ -202,15 +218,12 @@ class CpuBackend final : public Backend {
                 kernels_.convolve(op, projected, history, segment.rows, begin * kConvPiece,
                                   std::min(end * kConvPiece, s.channels()), mixed);
             };
-            if (segment.rows == 1) {
-                convolve(0, pieces, 0);
-            } else {
-                pool_.run(pieces, 1, convolve);
-            }
+            spread(pieces, 1, segment.rows * s.channels() * 4, convolve);
             remember_inputs(projected, s.projected(), segment.rows, taps, s.channels(), history);
             prepare_rows(segment.rows,
                          [&](int64_t row) { kernels_.normalize_heads(op, mixed + row * s.channels()); });
-            pool_.run(s.value_heads, 1, [&](int64_t begin, int64_t end, int) {
+            const int64_t state_bytes = s.value_heads * s.key_dim * s.value_dim * 4;
+            spread(s.value_heads, 1, state_bytes * segment.rows, [&](int64_t begin, int64_t end, int) {
                 for (int64_t head = begin; head < end; ++head) {
                     kernels_.delta_rule({.op = &op,
                                          .head = head,
@@ -251,23 +264,25 @@ class CpuBackend final : public Backend {
         const AttentionShape& s = op.shape;
         for (const Segment& segment : batch.segments) {
             const int64_t pieces = (segment.rows + kAttendRows - 1) / kAttendRows;
-            pool_.run(s.kv_heads * pieces, 1, [&](int64_t begin, int64_t end, int thread) {
-                for (int64_t item = begin; item < end; ++item) {
-                    const int64_t row = item / s.kv_heads * kAttendRows;
-                    kernels_.attend(
-                        {.shape = &s,
-                         .cache = &segment.sequence->kv(),
-                         .layer = op.cache,
-                         .kv_head = item % s.kv_heads,
-                         .projected = data(op.projected) + (segment.first_row + row) * s.projected(),
-                         .stride = s.projected(),
-                         .rows = std::min(kAttendRows, segment.rows - row),
-                         .position = segment.sequence->length() + row,
-                         .out = data(op.out) + (segment.first_row + row) * s.queries(),
-                         .out_stride = s.queries(),
-                         .scratch = scratch(thread, kernels_.attention_scratch_floats(s))});
-                }
-            });
+            const int64_t length = segment.sequence->length() + segment.rows;
+            spread(s.kv_heads * pieces, 1, 4 * s.keys() * length * segment.rows,
+                   [&](int64_t begin, int64_t end, int thread) {
+                       for (int64_t item = begin; item < end; ++item) {
+                           const int64_t row = item / s.kv_heads * kAttendRows;
+                           kernels_.attend(
+                               {.shape = &s,
+                                .cache = &segment.sequence->kv(),
+                                .layer = op.cache,
+                                .kv_head = item % s.kv_heads,
+                                .projected = data(op.projected) + (segment.first_row + row) * s.projected(),
+                                .stride = s.projected(),
+                                .rows = std::min(kAttendRows, segment.rows - row),
+                                .position = segment.sequence->length() + row,
+                                .out = data(op.out) + (segment.first_row + row) * s.queries(),
+                                .out_stride = s.queries(),
+                                .scratch = scratch(thread, kernels_.attention_scratch_floats(s))});
+                       }
+                   });
         }
     }
 
@@ -320,35 +335,37 @@ class CpuBackend final : public Backend {
         for (size_t i = 0; i < pair_rows_.size(); ++i)
             pair_rows_[i] = base[i] / static_cast<int32_t>(s.slots());
         const auto items = static_cast<int64_t>(items_.size());
-        pool_.run(items, grain(items), [&](int64_t begin, int64_t end, int thread) {
-            for (int64_t item = begin; item < end; ++item) {
-                const auto& [index, first] = items_[static_cast<size_t>(item)];
-                const ExpertLoad& load = loads[index];
-                const bool shared = load.expert == s.experts;
-                const Matrix& gate = shared ? op.shared_gate[0] : op.gate[static_cast<size_t>(load.expert)];
-                const Matrix& up = shared ? op.shared_up[0] : op.up[static_cast<size_t>(load.expert)];
-                const int64_t room = kernels_.matrix_scratch_floats(gate.cols);
-                float* space = scratch(thread, room + 2 * most * kWide);
-                float* results[2] = {space + room, space + room + most * kWide};
-                const int64_t valid = std::min(kWide, gate.rows - first);
-                const int32_t* row_index = pair_rows_.data() + (load.pairs - base);
-                for (int side = 0; side < 2; ++side) {
-                    multiply({.weight = side == 0 ? &gate : &up,
-                              .first_row = first,
-                              .panels = panels_in(valid),
-                              .x = &rows_.view(),
-                              .row_index = row_index,
-                              .count = load.count,
-                              .out = results[side],
-                              .out_stride = kWide,
-                              .scratch = space});
-                }
-                for (int64_t i = 0; i < load.count; ++i) {
-                    kernels_.swiglu(results[0] + i * kWide, results[1] + i * kWide, valid,
-                                    data(op.out) + load.pairs[i] * slot_width + first);
-                }
-            }
-        });
+        spread(items, grain(items), 2 * op.gate[0].bytes() * rows * s.top_k,
+               [&](int64_t begin, int64_t end, int thread) {
+                   for (int64_t item = begin; item < end; ++item) {
+                       const auto& [index, first] = items_[static_cast<size_t>(item)];
+                       const ExpertLoad& load = loads[index];
+                       const bool shared = load.expert == s.experts;
+                       const Matrix& gate =
+                           shared ? op.shared_gate[0] : op.gate[static_cast<size_t>(load.expert)];
+                       const Matrix& up = shared ? op.shared_up[0] : op.up[static_cast<size_t>(load.expert)];
+                       const int64_t room = kernels_.matrix_scratch_floats(gate.cols);
+                       float* space = scratch(thread, room + 2 * most * kWide);
+                       float* results[2] = {space + room, space + room + most * kWide};
+                       const int64_t valid = std::min(kWide, gate.rows - first);
+                       const int32_t* row_index = pair_rows_.data() + (load.pairs - base);
+                       for (int side = 0; side < 2; ++side) {
+                           multiply({.weight = side == 0 ? &gate : &up,
+                                     .first_row = first,
+                                     .panels = panels_in(valid),
+                                     .x = &rows_.view(),
+                                     .row_index = row_index,
+                                     .count = load.count,
+                                     .out = results[side],
+                                     .out_stride = kWide,
+                                     .scratch = space});
+                       }
+                       for (int64_t i = 0; i < load.count; ++i) {
+                           kernels_.swiglu(results[0] + i * kWide, results[1] + i * kWide, valid,
+                                           data(op.out) + load.pairs[i] * slot_width + first);
+                       }
+                   }
+               });
     }
 
     bool shared_by_integers(const std::vector<Matrix>& shared) const {
@@ -369,33 +386,35 @@ class CpuBackend final : public Backend {
         const auto& loads = groups_.loads();
         const int64_t pieces = (hidden + kWide - 1) / kWide;
         const int64_t items = static_cast<int64_t>(loads.size()) * pieces;
-        pool_.run(items, grain(items), [&](int64_t begin, int64_t end, int thread) {
-            for (int64_t item = begin; item < end; ++item) {
-                const ExpertLoad& load = loads[static_cast<size_t>(item / pieces)];
-                const bool shared = load.expert == s.experts;
-                const Matrix& down = shared ? op.shared_down[0] : op.down[static_cast<size_t>(load.expert)];
-                const int64_t first = item % pieces * kWide;
-                const int64_t valid = std::min(kWide, hidden - first);
-                const int64_t room = kernels_.matrix_scratch_floats(down.cols);
-                float* space = scratch(thread, room + load.count * kWide);
-                float* result = space + room;
-                multiply({.weight = &down,
-                          .first_row = first,
-                          .panels = panels_in(valid),
-                          .x = equal    ? &rows_.view()
-                               : shared ? &shared_rows_.view()
-                                        : &routed_rows_.view(),
-                          .row_index = load.pairs,
-                          .count = load.count,
-                          .out = result,
-                          .out_stride = kWide,
-                          .scratch = space});
-                for (int64_t i = 0; i < load.count; ++i) {
-                    std::memcpy(product_.data() + load.pairs[i] * hidden + first, result + i * kWide,
-                                static_cast<size_t>(valid) * sizeof(float));
-                }
-            }
-        });
+        spread(items, grain(items), op.down[0].bytes() * rows * s.top_k,
+               [&](int64_t begin, int64_t end, int thread) {
+                   for (int64_t item = begin; item < end; ++item) {
+                       const ExpertLoad& load = loads[static_cast<size_t>(item / pieces)];
+                       const bool shared = load.expert == s.experts;
+                       const Matrix& down =
+                           shared ? op.shared_down[0] : op.down[static_cast<size_t>(load.expert)];
+                       const int64_t first = item % pieces * kWide;
+                       const int64_t valid = std::min(kWide, hidden - first);
+                       const int64_t room = kernels_.matrix_scratch_floats(down.cols);
+                       float* space = scratch(thread, room + load.count * kWide);
+                       float* result = space + room;
+                       multiply({.weight = &down,
+                                 .first_row = first,
+                                 .panels = panels_in(valid),
+                                 .x = equal    ? &rows_.view()
+                                      : shared ? &shared_rows_.view()
+                                               : &routed_rows_.view(),
+                                 .row_index = load.pairs,
+                                 .count = load.count,
+                                 .out = result,
+                                 .out_stride = kWide,
+                                 .scratch = space});
+                       for (int64_t i = 0; i < load.count; ++i) {
+                           std::memcpy(product_.data() + load.pairs[i] * hidden + first, result + i * kWide,
+                                       static_cast<size_t>(valid) * sizeof(float));
+                       }
+                   }
+               });
         prepare_rows(rows, [&](int64_t row) {
             const RoutingRow routing(data(op.routing) + row * width(op.routing), s.top_k);
             float* sum = product_.data() + row * slots * hidden;  // slot 0's result becomes the sum
@@ -469,6 +488,9 @@ class CpuBackend final : public Backend {
         project(products, rows_, rows, nullptr, data(op.out), h);
     }
 
+    // Waking the threads costs about two microseconds, in which one thread streams this much from cache.
+    static constexpr int64_t kAloneBytes = 128 << 10;
+    static constexpr int64_t kRowsAlone = 8;
     static constexpr int64_t kConvPiece = 256;  // channels per work item
     static constexpr int64_t kAttendRows = 4;   // query rows per work item
 
