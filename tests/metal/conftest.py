@@ -1,0 +1,30 @@
+"""Fixtures of the kernel tests: the simulator, and compiled kernel files by name and activation type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from metal_reference import METAL  # first: makes the metalsim package importable
+
+from metalsim.fixtures import compiler, loaded_simulator, sim  # isort: skip
+from metalsim.simulator import Library, Simulator  # isort: skip
+
+__all__ = ["compiler", "kernels", "loaded_simulator", "sim"]
+
+KernelFile = Callable[..., Library]
+
+
+@pytest.fixture(scope="session")
+def kernels(loaded_simulator: Simulator) -> KernelFile:
+    """`kernels("project", "float")` is metal/project.metal with fp32 activations, in the checked build."""
+    built: dict[tuple[str, str], Library] = {}
+
+    def get(name: str, activation: str = "bfloat") -> Library:
+        if (name, activation) not in built:
+            built[name, activation] = loaded_simulator.compile(
+                METAL / f"{name}.metal", define=[f"LILY_ACTIVATION={activation}"], include=[METAL]
+            )
+        return built[name, activation]
+
+    return get

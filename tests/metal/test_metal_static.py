@@ -1,0 +1,29 @@
+"""Every kernel file, with every instantiation and both types of activations, is Metal 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from metal_reference import METAL
+
+from metalsim.msl.frontend import load  # isort: skip
+from metalsim.msl.static_check import check  # isort: skip
+
+FILES = sorted(METAL.glob("*.metal"))
+
+
+@pytest.mark.parametrize("activation", ["bfloat", "float"])
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_file_passes_the_static_check(compiler: Any, file: Any, activation: str) -> None:
+    assert check(file, include=[METAL], define=[f"LILY_ACTIVATION={activation}"], language="3.1") == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_file_states_its_launches_and_has_kernels(compiler: Any, file: Any) -> None:
+    head = file.read_text().split("#include")[0]
+    assert "Launch" in head
+    assert "Bound" in head
+    module = load(file, include=[METAL])
+    assert module.errors == []
+    assert len(module.kernels) > 0
