@@ -1,0 +1,319 @@
+// Mixture of experts of a decode step: three launches, three stages.
+//
+// route         normed = x / sqrt(mean(x^2) + eps) * gain;  logits = W normed, fp32, with the shared expert's
+//               gate as the last row of W [experts + 1, K]. Launch: ceil((experts + 1) / 16) threadgroups of 256
+//               threads; the first one writes `normed`.
+// experts_up    the top_k experts of a row by logit (lower number first among equals), then per slot
+//               out[slot, n] = silu((gate_e x)_n) * (up_e x)_n; the shared expert is slot top_k. Every threadgroup
+//               picks the experts again: 256 logits are 1 KiB, a launch of its own would be a stage. The first
+//               writes routing [weights top_k | experts top_k | sigmoid of the shared gate] for experts_down.
+//               Weights [experts, 2 width, K], gate above up. Launch: (ceil(width / 32), slots, rows) of 256.
+// experts_down  residual[n] += sum over slots of weight_slot (down_e act_slot)_n, slots ascending, the shared
+//               expert last: one product with K' = slots * width columns whose rows change with the slot, the
+//               weights folded into the staged input.
+//               Weights [experts, N, width]. Launch: (ceil(N / (4 simdgroups)), 1, rows); 4 simdgroups.
+// A launch takes slots [first_slot, first_slot + slots): if the shared expert has other bits than the routed
+// ones, it is a launch of its own. Rows are independent: a row's bits don't depend on the others.
+// Bound: reading the chosen experts once per row.
+#include "common/few_rows.h"
+
+struct RouteShape {
+    uint rows;
+    uint cols;     // K
+    uint outputs;  // experts, and one if there is a shared expert
+    uint group_shift;
+    float eps;
+};
+
+struct ExpertShape {
+    uint experts;
+    uint top_k;
+    uint normalize;           // routing weights of the chosen experts sum to 1
+    uint shared;              // 1 if there is a shared expert
+    uint first_slot;          // slots of this launch
+    uint slots;
+    uint width;               // of a routed expert
+    uint shared_width;
+    uint stride;              // max(width, shared_width): of a slot in the activation
+    uint all_slots;           // top_k + shared: a row of the activation is all_slots * stride
+    uint hidden;              // K of up, N of down
+    uint group_shift;
+    uint shared_group_shift;
+};
+
+constant constexpr const uint kMaxTopK = 32u;
+constant constexpr const int kLaneKeys = 16;        // up to 512 experts
+constant constexpr const uint kDownColumns = 4608u;  // staged activation: nine slots of 512
+
+template <int BITS, int M, int WANTED>
+[[kernel]] void route(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+                      device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
+                      device const float* gain [[buffer(4)]], device float* logits [[buffer(5)]],
+                      device Activation* normed [[buffer(6)]], constant RouteShape& shape [[buffer(7)]],
+                      uint group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+                      uint threads [[threads_per_threadgroup]],
+                      uint simdgroup [[simdgroup_index_in_threadgroup]],
+                      uint lane [[thread_index_in_simdgroup]]) {
+    constexpr int R = row_block(WANTED, M);
+    constexpr uint kTile = tile_columns(M);
+    constexpr uint kVectors = staged_vectors(kTile) * uint(M);
+    constexpr uint kSums = kTile / 32u * uint(M);
+    constexpr uint kPartials = 32u * uint(M);
+    threadgroup float4 staged[kVectors];
+    threadgroup float sums[kSums];
+    threadgroup float partial[kPartials];
+    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    uint rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
+    uint sources[M];
+    float squares[M];
+    for (int m = 0; m < M; ++m) {
+        sources[m] = uint(m);
+        squares[m] = 0.0f;
+    }
+    float acc[R * M];
+    for (int i = 0; i < R * M; ++i) acc[i] = 0.0f;
+    for (uint begin = 0u; begin < shape.cols; begin += kTile) {
+        const uint count = min(kTile, shape.cols - begin);
+        if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
+        stage_gained<BITS, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk,
+                              index, threads, (threadgroup float*)staged, sums, squares);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                                  kTile / kChunk, staged, sums, lane, acc);
+    }
+    float inverse[M];
+    inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
+    for (int r = 0; r < R; ++r) {
+        for (int m = 0; m < M; ++m) {
+            const float total = sum_row(acc[r * M + m]);
+            const uint row = first + uint(r);
+            if (lane % kRowLanes == uint(r * M + m) && row < shape.outputs && uint(m) < shape.rows) {
+                logits[uint(m) * shape.outputs + row] = total * inverse[m];
+            }
+        }
+    }
+    if (group == 0u) {
+        for (int m = 0; m < M; ++m) {
+            if (uint(m) >= shape.rows) break;
+            for (uint k = index; k < shape.cols; k += threads) {
+                const uint at = uint(m) * shape.cols + k;
+                normed[at] = Activation(input[at] * inverse[m] * gain[k]);
+            }
+        }
+    }
+}
+
+// The top_k experts of a row and their weights, by one simdgroup.
+inline void choose_experts(device const float* logits, constant ExpertShape& shape, uint lane,
+                           threadgroup uint* chosen, threadgroup float* weights) {
+    uint keys[kLaneKeys];
+    float all = 0.0f;
+    float top = -INFINITY;
+#pragma clang loop unroll(full)
+    for (int j = 0; j < kLaneKeys; ++j) {
+        const uint expert = lane + 32u * uint(j);
+        keys[j] = expert < shape.experts ? order_key(logits[expert]) : 0u;
+        if (expert < shape.experts) top = max(top, logits[expert]);
+    }
+    if (shape.normalize == 0u) {
+        top = simd_max(top);
+        for (uint expert = lane; expert < shape.experts; expert += 32u) all += exp(logits[expert] - top);
+        all = simd_sum(all);
+    }
+    float mine = 0.0f;
+    float total = 0.0f;
+    for (uint slot = 0u; slot < shape.top_k; ++slot) {
+        uint best = 0u;
+#pragma clang loop unroll(full)
+        for (int j = 0; j < kLaneKeys; ++j) best = max(best, keys[j]);
+        best = simd_max(best);
+        uint expert = 0xffffffffu;
+#pragma clang loop unroll(full)
+        for (int j = 0; j < kLaneKeys; ++j) {
+            if (keys[j] == best) expert = min(expert, lane + 32u * uint(j));
+        }
+        expert = simd_min(expert);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < kLaneKeys; ++j) {
+            if (lane + 32u * uint(j) == expert) keys[j] = 0u;
+        }
+        const float value = key_value(best);
+        if (slot == 0u) top = value;
+        const float weight = exp(value - top);
+        total += weight;
+        if (lane == slot) mine = weight;
+        if (lane == 0u) chosen[slot] = expert;
+    }
+    if (lane < shape.top_k) weights[lane] = mine / (shape.normalize != 0u ? total : all);
+}
+
+template <int BITS, int R>
+[[kernel]] void experts_up(
+    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const uint4* shared_codes [[buffer(3)]],
+    device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
+    device const Activation* normed [[buffer(6)]], device const float* logits [[buffer(7)]],
+    device Activation* out [[buffer(8)]], device float* routing [[buffer(9)]],
+    constant ExpertShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]], uint3 size [[threads_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    constexpr uint kTile = tile_columns(1);
+    constexpr uint kVectors = staged_vectors(kTile);
+    constexpr uint kSums = kTile / 32u;
+    threadgroup float4 staged[kVectors];
+    threadgroup float sums[kSums];
+    threadgroup uint chosen[kMaxTopK];
+    threadgroup float weights[kMaxTopK];
+    const uint threads = size.x;
+    const uint row = group.z;
+    const uint slot = shape.first_slot + group.y;
+    const bool is_shared = slot == shape.top_k;
+    device const float* row_logits = logits + row * (shape.experts + shape.shared);
+    if (simdgroup == 0u) choose_experts(row_logits, shape, lane, chosen, weights);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (group.x == 0u && group.y == 0u && shape.first_slot == 0u) {
+        device float* target = routing + row * (2u * shape.top_k + shape.shared);
+        if (index < shape.top_k) {
+            target[index] = weights[index];
+            target[shape.top_k + index] = float(chosen[index]);
+        }
+        if (index == 0u && shape.shared != 0u) {
+            target[2u * shape.top_k] = sigmoid(row_logits[shape.experts]);
+        }
+    }
+    const uint width = is_shared ? shape.shared_width : shape.width;
+    const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
+    const ulong expert = is_shared ? 0ul : ulong(chosen[slot]);
+    const ulong skipped = expert * ulong(2u * width);  // weight rows before this expert
+    device const uint4* w =
+        (is_shared ? shared_codes : codes) + skipped * ulong(shape.hidden / kChunk * uint(BITS / 4));
+    const ulong skipped_groups = skipped * ulong(shape.hidden >> group_shift);
+    device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
+    device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
+    const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    uint rows[2 * R];
+    for (int r = 0; r < R; ++r) {
+        rows[r] = min(first + uint(r), width - 1u);
+        rows[R + r] = width + rows[r];
+    }
+    float acc[2 * R];
+    for (int i = 0; i < 2 * R; ++i) acc[i] = 0.0f;
+    for (uint begin = 0u; begin < shape.hidden; begin += kTile) {
+        const uint count = min(kTile, shape.hidden - begin);
+        if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint j = index; j < count; j += threads) {
+            stage_value<BITS>(float(normed[row * shape.hidden + begin + j]), j, kTile / kChunk,
+                              (threadgroup float*)staged, sums);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply_tile<BITS, 2 * R, 1>(w, s, b, rows, shape.hidden, group_shift, begin, count, kTile / kChunk,
+                                      staged, sums, lane, acc);
+    }
+    for (int r = 0; r < R; ++r) {
+        const float gate = sum_row(acc[r]);
+        const float up = sum_row(acc[R + r]);
+        const uint column = first + uint(r);
+        if (lane % kRowLanes == uint(r) && column < width) {
+            out[(row * shape.all_slots + slot) * shape.stride + column] = Activation(silu(gate) * up);
+        }
+    }
+}
+
+template <int BITS, int R>
+[[kernel]] void experts_down(
+    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const uint4* shared_codes [[buffer(3)]],
+    device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
+    device const Activation* input [[buffer(6)]], device const float* routing [[buffer(7)]],
+    device float* residual [[buffer(8)]], constant ExpertShape& shape [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+    uint3 size [[threads_per_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+    constexpr uint kVectors = staged_vectors(kDownColumns);
+    constexpr uint kSums = kDownColumns / 32u;
+    constexpr uint kChunks = kDownColumns / 32u;
+    threadgroup float4 staged[kVectors];
+    threadgroup float sums[kSums];
+    const uint threads = size.x;
+    const uint row = group.z;
+    device const Activation* x = input + row * shape.all_slots * shape.stride;
+    device const float* route = routing + row * (2u * shape.top_k + shape.shared);
+    const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    uint rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.hidden - 1u);
+    float acc[R];
+    for (int i = 0; i < R; ++i) acc[i] = 0.0f;
+    const uint end = shape.first_slot + shape.slots;
+    uint slot = shape.first_slot;  // where the next fill starts
+    uint column = 0u;
+    while (slot < end) {
+        // Stages as many columns of as many slots as fit.
+        uint used = 0u;
+        uint next_slot = slot;
+        uint next_column = column;
+        while (next_slot < end && used < kDownColumns) {
+            const bool is_shared = next_slot == shape.top_k;
+            const uint width = is_shared ? shape.shared_width : shape.width;
+            const uint count = min(width - next_column, kDownColumns - used);
+            const float weight = route[is_shared ? 2u * shape.top_k : next_slot];
+            for (uint j = index; j < count; j += threads) {
+                stage_value<BITS>(float(x[next_slot * shape.stride + next_column + j]) * weight, used + j,
+                                  kChunks, (threadgroup float*)staged, sums);
+            }
+            used += count;
+            next_column += count;
+            if (next_column == width) {
+                next_column = 0u;
+                ++next_slot;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        used = 0u;
+        while (slot < next_slot || column < next_column) {
+            const bool is_shared = slot == shape.top_k;
+            const uint width = is_shared ? shape.shared_width : shape.width;
+            const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
+            const uint count = min(width - column, kDownColumns - used);
+            const ulong expert = is_shared ? 0ul : ulong(route[shape.top_k + slot]);
+            const ulong skipped = expert * ulong(shape.hidden);
+            device const uint4* w = (is_shared ? shared_codes : codes) +
+                                    skipped * ulong(width / kChunk * uint(BITS / 4));
+            const ulong skipped_groups = skipped * ulong(width >> group_shift);
+            device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
+            device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
+            multiply_tile<BITS, R, 1>(w, s, b, rows, width, group_shift, column, count, kChunks,
+                                      staged + used / kChunk, sums + used / kChunk, lane, acc);
+            used += count;
+            column += count;
+            if (column == width) {
+                column = 0u;
+                ++slot;
+            }
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    for (int r = 0; r < R; ++r) {
+        const float total = sum_row(acc[r]);
+        const uint n = first + uint(r);
+        if (lane % kRowLanes == uint(r) && n < shape.hidden) {
+            const uint at = row * shape.hidden + n;
+            residual[at] = residual[at] + total;
+        }
+    }
+}
+
+#define LILY_ROUTE(bits, rows)                                                                      \
+    template [[host_name("route_b" #bits "_m" #rows)]] [[kernel]] decltype(route<bits, rows, 1>) route< \
+        bits, rows, 1>;
+#define LILY_EXPERTS(bits)                                                                                  \
+    LILY_ROUTE(bits, 1)                                                                                     \
+    LILY_ROUTE(bits, 2)                                                                                     \
+    LILY_ROUTE(bits, 4)                                                                                     \
+    LILY_ROUTE(bits, 8)                                                                                     \
+    template [[host_name("experts_up_b" #bits)]] [[kernel]] decltype(experts_up<bits, 2>) experts_up<bits, 2>; \
+    template [[host_name("experts_down_b" #bits)]] [[kernel]] decltype(experts_down<bits, 2>) experts_down<bits, 2>;
+
+LILY_EXPERTS(4)
+LILY_EXPERTS(8)
+LILY_EXPERTS(16)
