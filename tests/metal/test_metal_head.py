@@ -1,0 +1,125 @@
+"""Embedding, head and greedy choice: exact rows, every token's logit, the lowest token among equals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from metal_reference import EPS, Array, Weights, assert_near, on_every_seed, quantised, rms, run, structure
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "hidden"), [(4, 64, 192), (4, 32, 2080), (8, 128, 128), (8, 32, 96), (16, 32, 64)]
+)
+def test_embed_is_the_row_of_the_table(
+    sim: Any, kernels: Any, rng: Any, bits: int, group: int, hidden: int
+) -> None:
+    table = quantised(rng, 50, hidden, bits, group)
+    tokens = np.array([49, 0, 7, 7, 13], np.uint32)
+
+    def compute() -> Array:
+        residual = sim.buffer(4 * 5 * hidden, "residual")
+        arguments = table.arguments(sim) | {3: sim.buffer(tokens, "tokens"), 4: residual}
+        arguments[5] = structure(5, hidden, table.group_shift)
+        run(
+            sim,
+            {
+                "library": kernels("head"),
+                "kernel": f"embed_b{bits}",
+                "arguments": arguments,
+                "groups": (-(-hidden // 1024), 5),
+                "group": (32, 1),
+            },
+        )
+        return residual.array(np.float32, (5, hidden)).copy()
+
+    # scale * code is exact in fp32 (8 and at most 8 bits), so only the sum is rounded.
+    assert (on_every_seed(sim, compute) == table.dense[tokens].astype(np.float32)).all()
+
+
+def head(
+    sim: Any, library: Any, w: Weights, x: Array, gain: Array, sources: Array, want_logits: bool = True
+) -> tuple[Array, Array, Array, Array]:
+    """Logits, hidden rows, tokens and positions after the two launches."""
+    rows, (outputs, cols) = len(sources), w.dense.shape
+    m = next(m for m in (1, 2, 4, 8) if m >= rows)
+    groups = -(-outputs // (16 * min(4, 16 // m)))
+    logits = sim.buffer(np.full((rows, outputs), 7, np.float32), "logits")
+    hidden = sim.buffer(np.full(x.shape, 7, np.float32), "hidden")
+    best = sim.buffer(8 * rows * groups, "best")
+    tokens, keys = sim.buffer(4 * rows, "tokens"), sim.buffer(4 * rows, "keys")
+    positions = sim.buffer(np.arange(rows, dtype=np.uint32), "positions")
+    arguments = w.arguments(sim) | {3: sim.buffer(x, "input"), 4: sim.buffer(gain, "gain")}
+    arguments |= {5: sim.buffer(sources.astype(np.uint32), "sources"), 6: logits, 7: hidden, 8: best}
+    arguments[9] = structure(rows, cols, outputs, w.group_shift, EPS, int(want_logits), groups)
+    choice = {0: best, 1: tokens, 2: keys, 3: positions, 4: np.uint32(groups), 5: np.uint32(1)}
+    first = {"kernel": f"head_b{w.bits}_m{m}", "arguments": arguments, "groups": groups}
+    run(
+        sim,
+        {"library": library, "group": 256} | first,
+        {"library": library, "kernel": "argmax", "arguments": choice, "groups": rows, "group": 256},
+    )
+    return (
+        logits.array(np.float32, (rows, outputs)).copy(),
+        hidden.array(np.float32, x.shape).copy(),
+        tokens.array(np.uint32).copy(),
+        positions.array(np.uint32).copy(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bits", "rows", "outputs", "cols"),
+    [(4, 1, 333, 96), (4, 3, 129, 1056), (8, 2, 70, 64), (4, 8, 67, 544), (16, 1, 65, 64)],
+)
+def test_head_gives_logits_and_their_best_token(
+    sim: Any, kernels: Any, rng: Any, bits: int, rows: int, outputs: int, cols: int
+) -> None:
+    weights = quantised(rng, outputs, cols, bits, 32)
+    x = rng.normal(0, 2, (rows + 1, cols)).astype(np.float32)
+    gain = rng.uniform(0.5, 1.5, cols).astype(np.float32)
+    sources = np.arange(rows)[::-1] + 1  # the first row's logits are not wanted
+    library = kernels("head")
+    found = on_every_seed(sim, lambda: head(sim, library, weights, x, gain, sources)[0])
+    _, hidden, tokens, positions = head(sim, library, weights, x, gain, sources)
+    normed = rms(x[sources]) * gain
+    assert_near(found, normed @ weights.dense.T, np.abs(normed) @ np.abs(weights.dense.T), 2.0**-22)
+    np.testing.assert_allclose(hidden[sources], normed, rtol=2e-6)
+    assert (hidden[0] == 7).all()
+    assert tokens.tolist() == found.argmax(1).tolist()
+    assert positions.tolist() == [i + 1 for i in range(rows)]
+
+
+def test_logits_are_written_only_if_wanted(sim: Any, kernels: Any, rng: Any) -> None:
+    weights = quantised(rng, 90, 64, 4, 32)
+    x, gain = rng.normal(0, 2, (2, 64)).astype(np.float32), np.ones(64, np.float32)
+    silent = head(sim, kernels("head"), weights, x, gain, np.arange(2), want_logits=False)
+    spoken = head(sim, kernels("head"), weights, x, gain, np.arange(2))
+    assert (silent[0] == 7).all()
+    assert silent[2].tolist() == spoken[2].tolist()
+
+
+@pytest.mark.parametrize("best", [[5, 300], [63, 64], [299, 300], [0, 332]])
+def test_the_lowest_of_equal_tokens_wins(sim: Any, kernels: Any, rng: Any, best: list[int]) -> None:
+    """Equal weight rows give equal logits, in one threadgroup or in two."""
+    weights = quantised(rng, 333, 64, 16)
+    x = np.ones((1, 64), np.float32)
+    weights.codes[best] = 1
+    assert head(sim, kernels("head"), weights, x, x[0], np.arange(1))[2].tolist() == [best[0]]
+
+
+def test_a_nan_logit_is_the_choice(sim: Any, kernels: Any, rng: Any) -> None:
+    weights = quantised(rng, 100, 64, 16)
+    weights.codes[77, 3] = np.nan
+    x = np.ones((1, 64), np.float32)
+    assert head(sim, kernels("head"), weights, x, x[0], np.arange(1))[2].tolist() == [77]
+
+
+def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(sim: Any, kernels: Any, rng: Any) -> None:
+    weights = quantised(rng, 50, 1152, 4)
+    x = rng.normal(0, 2, (8, 1152)).astype(np.float32)
+    gain = rng.uniform(0.5, 1.5, 1152).astype(np.float32)
+    together = head(sim, kernels("head"), weights, x, gain, np.arange(8))[0]
+    for count in (1, 2, 3, 5):
+        few = head(sim, kernels("head"), weights, x, gain, np.arange(count))[0]
+        assert few.tobytes() == together[:count].tobytes()
