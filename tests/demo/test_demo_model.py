@@ -66,10 +66,14 @@ def test_packing_keeps_conversations_whole_and_counts_the_ones_it_drops() -> Non
     assert ((classes == 0).sum(), (classes == 1).sum()) == (0, 20)
 
 
-def test_every_assistant_turn_is_an_answer_to_learn() -> None:
+def test_every_assistant_turn_is_learned_without_what_the_generation_prompt_holds() -> None:
     text = render([user("a"), assistant("b", "why"), user("c"), assistant("d", "because")])
-    said = [text[start:end] for start, end in answers_of(text)]
-    assert said == ["b<|im_end|>\n", "<think>\nbecause\n</think>\n\nd<|im_end|>\n"]
+    assert [text[start:end] for start, end in answers_of(text)] == [
+        "b<|im_end|>\n",
+        "because\n</think>\n\nd<|im_end|>\n",
+    ]
+    text = render([user("a"), assistant("b", "")])
+    assert [text[start:end] for start, end in answers_of(text)] == ["b<|im_end|>\n"]
 
 
 def test_template_drops_thinking_before_the_last_query_unless_told_to_keep_it() -> None:

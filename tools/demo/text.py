@@ -31,7 +31,10 @@ SPLIT = (  # the family's split: marks join letters, digits stand alone
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ANSWER = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)", re.S)
+OPENING = (
+    r"(?:<think>\n(?:\n</think>\n\n)?)?"  # what the generation prompt already holds is not to be learned
+)
+ANSWER = re.compile(r"<\|im_start\|>assistant\n" + OPENING + r"(.*?<\|im_end\|>\n)", re.S)
 
 
 def _fail(message: str) -> None:
