@@ -31,9 +31,7 @@ SPLIT = (  # the family's split: marks join letters, digits stand alone
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-OPENING = (
-    r"(?:<think>\n(?:\n</think>\n\n)?)?"  # what the generation prompt already holds is not to be learned
-)
+OPENING = r"(?:<think>\n(?:\n</think>\n\n)?)?"  # the generation prompt holds this already
 ANSWER = re.compile(r"<\|im_start\|>assistant\n" + OPENING + r"(.*?<\|im_end\|>\n)", re.S)
 
 
