@@ -231,14 +231,15 @@ def test_ablation_measures_everything_on_and_each_optimisation_off(
     assert f"'magic' isn't known; choose from {', '.join(ABLATIONS)}" in capsys.readouterr().err
 
 
-def test_avx2_is_compared_with_the_arm_that_lacks_only_avx512() -> None:
+def test_an_instruction_set_is_compared_with_the_arm_that_lacks_the_better_ones() -> None:
     arms = {
         name: ArmResult("lily", name, [Measured({8: rate}, {})], [None])
-        for name, rate in (("", 90.0), ("avx512vnni", 60.0), ("avx2", 20.0))
+        for name, rate in (("", 90.0), ("avx512vnni", 60.0), ("avxvnni", 40.0), ("avx2", 20.0))
     }
     result = AblateResult("tiny", Workload("tiny", (8,), 1, 1), arms)
     assert result.effect("avx512vnni", "prefill", 8) == 1.5
-    assert result.effect("avx2", "prefill", 8) == 3.0
+    assert result.effect("avxvnni", "prefill", 8) == 1.5
+    assert result.effect("avx2", "prefill", 8) == 2.0
 
 
 def test_start_measures_a_fresh_process_and_its_memory(synthetic: Path, tmp_path: Path) -> None:

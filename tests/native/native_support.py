@@ -36,7 +36,12 @@ ALL_SHAPES: dict[str, Shape] = SHAPES | {
     ),
 }
 FLOATS_ONLY = ("integer_dot",)  # ablation: quantised weights are multiplied in fp32, as the oracles do
-INSTRUCTION_SETS = {"avx512vnni": (), "avx2": ("avx512vnni",), "generic": ("avx512vnni", "avx2")}
+INSTRUCTION_SETS = {
+    "avx512vnni": (),
+    "avxvnni": ("avx512vnni",),
+    "avx2": ("avx512vnni", "avxvnni"),
+    "generic": ("avx512vnni", "avxvnni", "avx2"),
+}
 
 
 def exact_model(path: Path, **options: Any) -> _core.Model:

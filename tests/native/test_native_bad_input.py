@@ -261,7 +261,14 @@ def test_impossible_options_are_refused(tiny: Tiny, options: dict[str, Any]) -> 
         model_of(tiny("moe_tied", "mlx-4bit-g64"), **options)
 
 
-@pytest.mark.parametrize("options", [{"backend": "cuda"}, {"ablate": ("avx512vnni", "avx2", "generic")}])
+def test_an_unknown_ablation_is_refused_by_name(tiny: Tiny) -> None:
+    with pytest.raises(InvalidArgumentError, match="integer_dots.*integer_dot, byte_dot"):
+        model_of(tiny("moe_tied", "mlx-4bit-g64"), ablate=("integer_dots",))
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "cuda"}, {"ablate": ("avx512vnni", "avxvnni", "avx2", "generic")}]
+)
 def test_a_backend_that_is_not_here_is_refused(tiny: Tiny, options: dict[str, Any]) -> None:
     with pytest.raises(BackendError):
         model_of(tiny("moe_tied", "mlx-4bit-g64"), **options)

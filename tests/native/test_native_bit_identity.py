@@ -82,7 +82,7 @@ def test_every_instruction_set_gives_the_same_bits(
         chunk: outcome(path, ids, attention, chunk=chunk, ablate=(*ablate, *INSTRUCTION_SETS["generic"]))
         for chunk in (64, 3)
     }
-    for isa in ("avx2", "avx512vnni"):
+    for isa in ("avx2", "avxvnni", "avx512vnni"):
         without = (*ablate, *INSTRUCTION_SETS[isa])
         if not model_of(path, ablate=without, threads=1).backend.startswith(f"cpu ({isa},"):
             pytest.skip(f"this machine has no {isa}")

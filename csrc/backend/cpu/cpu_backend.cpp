@@ -13,16 +13,21 @@
 namespace lily::cpu {
 namespace {
 
-constexpr const char* kAblations[] = {"integer_dot", "byte_dot", "avx512vnni", "avx2"};
+// Best first.
+constexpr const char* kInstructionSets[] = {"avx512vnni", "avxvnni", "avx2", "generic"};
 
 class CpuBackend final : public Backend {
   public:
     explicit CpuBackend(const BackendOptions& options)
         : options_(options), kernels_(choose_kernels(options)), pool_(choose_threads(options)) {
         for (const std::string& name : options.ablate) {
-            if (std::find(std::begin(kAblations), std::end(kAblations), name) == std::end(kAblations)) {
-                throw InvalidArgument("ablate: the CPU backend has nothing named '" + name +
-                                      "' to switch off (integer_dot, byte_dot, avx512vnni, avx2)");
+            const bool known = name == "integer_dot" || name == "byte_dot" ||
+                               std::find(std::begin(kInstructionSets), std::end(kInstructionSets), name) !=
+                                   std::end(kInstructionSets);
+            if (!known) {
+                throw InvalidArgument(
+                    "ablate: the CPU backend has nothing named '" + name +
+                    "' to switch off; it has integer_dot, byte_dot, avx512vnni, avxvnni and avx2");
             }
         }
         integer_dot_ = !options.ablate.contains("integer_dot");
@@ -67,7 +72,7 @@ class CpuBackend final : public Backend {
 
     static const Kernels& choose_kernels(const BackendOptions& options) {
         const Kernels* found = nullptr;
-        for (const char* name : {"avx512vnni", "avx2", "generic"}) {
+        for (const char* name : kInstructionSets) {
             if (!found && !options.ablate.contains(name)) found = find_kernels(name);
         }
         if (!found)

@@ -101,7 +101,8 @@ struct Kernels {
     void (*add_scaled)(const float* x, float scale, int64_t count, float* out);  // out = fma(x, scale, out)
 };
 
-// The best table this machine can run; `name` forces one ("avx512", "avx2", "generic"); null if it can't.
+// The best table this machine can run; `name` forces one ("avx512vnni", "avxvnni", "avx2", "generic"); null
+// if it can't.
 const Kernels* find_kernels(const std::string& name);
 
 }  // namespace lily::cpu

@@ -11,10 +11,15 @@ from lily_py.bench.workload import Phase, Workload
 
 ABLATIONS = {
     "integer_dot": "integer dot products on the stored codes (without: codes are expanded to fp32)",
+    "byte_dot": "byte dot products for one row (without: the route of several rows)",
     "avx512vnni": "the AVX-512 VNNI kernels (without: the next smaller instruction set)",
-    "avx2": "the AVX2 kernels, for machines without AVX-512",
+    "avxvnni": "the AVX-VNNI kernels, for machines without AVX-512",
+    "avx2": "the AVX2 kernels, for machines without either",
 }
 """What the CPU backend can switch off alone."""
+
+INSTRUCTION_SETS = ("avx512vnni", "avxvnni", "avx2")
+"""Best first: each runs only where those before it don't."""
 
 
 @dataclass
@@ -27,7 +32,8 @@ class AblateResult:
 
     def effect(self, name: str, phase: Phase, context: int) -> float | None:
         """Return how many times faster the optimisation makes a figure, or None if it wasn't measured."""
-        reference = "avx512vnni" if name == "avx2" and "avx512vnni" in self.arms else ""
+        better = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(name)] if name in INSTRUCTION_SETS else ()
+        reference = better[-1] if better and better[-1] in self.arms else ""
         whole, less = (self.arms[key].spread(phase, context) for key in (reference, name))
         return whole.median / less.median if whole and less else None
 
@@ -57,12 +63,13 @@ def run_ablations(
 ) -> AblateResult:
     """Measure the workload with everything on and with each of `names` off, in rounds of alternating order.
 
-    The AVX2 kernels only run where the AVX-512 ones don't: ``avx2`` is measured with both off, and its effect
-    is against the arm without AVX-512.
+    An instruction set is switched off together with all better ones, and its effect is against the arm
+    without those.
     """
     switched_off: dict[str, list[str]] = {"": []}
     for name in names:
-        switched_off[name] = ["avx512vnni", "avx2"] if name == "avx2" else [name]
+        position = INSTRUCTION_SETS.index(name) if name in INSTRUCTION_SETS else -1
+        switched_off[name] = list(INSTRUCTION_SETS[: position + 1]) if position >= 0 else [name]
     arms = {name: lily_arm(workload, priority, off) for name, off in switched_off.items()}
     result = AblateResult(workload.name, workload)
     result.arms = {name: ArmResult(arm.program, arm.setting) for name, arm in arms.items()}

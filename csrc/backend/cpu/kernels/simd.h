@@ -212,8 +212,12 @@ inline F32 bits_to_float(I32 a) { return {_mm256_castsi256_ps(a.lo), _mm256_cast
 inline I32 float_to_bits(F32 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 
 inline I32 dot_pairs(I32 acc, I32 a, I32 b) {
+#if defined(__AVXVNNI__)
+    return {_mm256_dpwssd_avx_epi32(acc.lo, a.lo, b.lo), _mm256_dpwssd_avx_epi32(acc.hi, a.hi, b.hi)};
+#else
     return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, b.lo)),
             _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, b.hi))};
+#endif
 }
 
 inline void transpose_words(const std::byte* rows, int64_t stride, I32 out[4]) {
