@@ -83,7 +83,7 @@ def rms(x: Array) -> npt.NDArray[np.float64]:
 
 def sigmoid(x: Array) -> npt.NDArray[np.float64]:
     """1 / (1 + e^-x)."""
-    return np.asarray(1 / (1 + np.exp(-np.asarray(x, np.float64))))
+    return np.asarray(1 / (1 + np.exp(-np.clip(np.asarray(x, np.float64), -700, 700))))
 
 
 def silu(x: Array) -> npt.NDArray[np.float64]:
