@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 METAL = ROOT / "metal"
 sys.path.insert(0, str(ROOT / "tools"))
 
-from metalsim.simulator import SEEDS, Buffer, Encoder, Simulator  # noqa: E402
+from metalsim.simulator import SEEDS, Buffer, Encoder, Library, Simulator  # noqa: E402
+
+__all__ = ["Buffer", "Encoder", "Library", "Simulator"]  # for tests: this module makes metalsim importable
 
 Array = npt.NDArray[Any]
 BF16 = ml_dtypes.bfloat16
