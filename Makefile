@@ -29,22 +29,25 @@ $(VENV)/.test-tools: pyproject.toml $(VENV)/.installed
 	$(PIP) install --quiet '.[test,check]' cmake ninja 'nanobind==3.1.0' nanobind-backend
 	@touch $@
 
+# What runs Metal kernels needs a compiler of its own: `make metalsim`.
+PORTABLE := --ignore=tests/metalsim --ignore=tests/metal
+
 demo: $(VENV)/.installed  ## build, install, and let the demo model answer
 	cd / && $(CURDIR)/$(BIN)/lily generate demo "Who are you?"
 	cd / && $(CURDIR)/$(BIN)/lily generate demo "What is 27 + 48?"
 
 test: $(VENV)/.test-tools check  ## every test with light oracles (NumPy, mlx-lm)
-	$(BIN)/python -m pytest -m "not oracle" --ignore=tests/metalsim
+	$(BIN)/python -m pytest -m "not oracle" $(PORTABLE)
 
 test-fast: $(VENV)/.test-tools  ## what a developer runs between edits
-	$(BIN)/python -m pytest -m "not oracle and not slow" --ignore=tests/metalsim -x -q
+	$(BIN)/python -m pytest -m "not oracle and not slow" $(PORTABLE) -x -q -n 2
 
 test-oracles: $(VENV)/.test-tools  ## the tests that compare with transformers and PyTorch on the CPU
 	$(PIP) install --quiet '.[oracles]'
 	$(BIN)/python -m pytest -m oracle
 
-metalsim: $(VENV)/.test-tools  ## the Metal simulator's own tests (fetches a compiler from PyPI)
-	$(BIN)/python -m pytest tests/metalsim
+metalsim: $(VENV)/.test-tools  ## the Metal kernels and the simulator they run on (fetches a compiler from PyPI)
+	$(BIN)/python -m pytest tests/metalsim tests/metal
 
 check: $(VENV)/.test-tools  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -262,7 +262,7 @@ def test_impossible_options_are_refused(tiny: Tiny, options: dict[str, Any]) -> 
 
 
 def test_an_unknown_ablation_is_refused_by_name(tiny: Tiny) -> None:
-    with pytest.raises(InvalidArgumentError, match="integer_dots.*integer_dot, byte_dot"):
+    with pytest.raises(InvalidArgumentError, match=r"integer_dots.*integer_dot, byte_dot"):
         model_of(tiny("moe_tied", "mlx-4bit-g64"), ablate=("integer_dots",))
 
 
