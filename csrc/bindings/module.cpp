@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/error.h"
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "runtime/model.h"
 
@@ -22,16 +23,8 @@ using namespace nb::literals;
 namespace lily {
 namespace {
 
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LocationTuple = std::tuple<int, int64_t, int64_t, std::string, std::vector<int64_t>>;
-
-// An fp32 array that owns its memory.
-nb::ndarray<nb::numpy, float> make_array(std::vector<float>&& values, const std::vector<size_t>& shape) {
-    auto* owned = new std::vector<float>(std::move(values));
-    const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
-    return nb::ndarray<nb::numpy, float>(owned->data(), shape.size(), shape.data(), owner);
-}
 
 TensorLocation location(const LocationTuple& t) {
     return {std::get<0>(t), std::get<1>(t), std::get<2>(t), parse_dtype(std::get<3>(t)), std::get<4>(t)};
@@ -119,64 +112,21 @@ void bind_weights(nb::module_& m) {
         .def_prop_ro("nbytes", &WeightStore::bytes);
 }
 
-void bind_sequence(nb::module_& m) {
-    nb::class_<Prefix>(m, "Prefix",
-                       "An immutable beginning of a conversation, for sequences to continue from.")
-        .def_prop_ro("length", &Prefix::length)
-        .def_prop_ro("tokens", &Prefix::tokens)
-        .def("blocks", &Prefix::blocks);
-
-    nb::class_<Sequence>(m, "Sequence", "The state of one conversation; covers exactly `tokens`.")
-        .def_prop_ro("length", &Sequence::length)
-        .def_prop_ro("tokens", &Sequence::tokens)
-        .def_prop_ro("nbytes", &Sequence::bytes)
-        .def("fork", &Sequence::fork, nb::call_guard<nb::gil_scoped_release>())
-        .def("snapshot", &Sequence::snapshot, nb::call_guard<nb::gil_scoped_release>())
-        .def("truncate", &Sequence::truncate, "length"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("snapshots", &Sequence::snapshots)
-        .def("prefix", &Sequence::prefix, "length"_a)
-        .def("blocks", &Sequence::blocks)
-        .def("drop_snapshot", &Sequence::drop_snapshot, "length"_a)
-        .def("recurrent_state",
-             [](Sequence& self, int64_t layer) {
-                 const RecurrentLayout& layout = self.recurrent().layout();
-                 if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
-                 const float* p = self.recurrent().matrices(layer);
-                 return make_array({p, p + layout.matrix_floats()},
-                                   {static_cast<size_t>(layout.heads), static_cast<size_t>(layout.key_dim),
-                                    static_cast<size_t>(layout.value_dim)});
-             })
-        .def("conv_state",
-             [](Sequence& self, int64_t layer) {
-                 const RecurrentLayout& layout = self.recurrent().layout();
-                 if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
-                 const float* p = self.recurrent().conv(layer);
-                 return make_array({p, p + layout.conv_floats()},
-                                   {static_cast<size_t>(layout.taps), static_cast<size_t>(layout.channels)});
-             })
-        .def("keys_values", [](Sequence& self, int64_t layer) {
-            const KvLayout& layout = self.kv().layout();
-            if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such attention layer");
-            auto [keys, values] = self.kv().read(layer, self.length());
-            const std::vector<size_t> shape = {static_cast<size_t>(self.length()),
-                                               static_cast<size_t>(layout.kv_heads),
-                                               static_cast<size_t>(layout.head_dim)};
-            return std::make_pair(make_array(std::move(keys), shape), make_array(std::move(values), shape));
-        });
-}
-
 void bind_sampler(nb::module_& m) {
     nb::class_<Sampler>(m, "Sampler", "Draws tokens for one request.")
         .def(
             "__init__",
             [](Sampler* self, float temperature, int64_t top_k, float top_p, float min_p,
                float repetition_penalty, float presence_penalty, float frequency_penalty,
-               const std::vector<std::pair<int32_t, float>>& logit_bias, uint64_t seed, int64_t vocabulary) {
-                new (self) Sampler({temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-                                    frequency_penalty, logit_bias, seed, vocabulary});
+               const std::vector<std::pair<int32_t, float>>& logit_bias, uint64_t seed, int64_t vocabulary,
+               float xtc_probability, float xtc_threshold) {
+                new (self) Sampler({temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold,
+                                    repetition_penalty, presence_penalty, frequency_penalty, logit_bias, seed,
+                                    vocabulary});
             },
             nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
-            "presence_penalty"_a, "frequency_penalty"_a, "logit_bias"_a, "seed"_a, "vocabulary"_a)
+            "presence_penalty"_a, "frequency_penalty"_a, "logit_bias"_a, "seed"_a, "vocabulary"_a,
+            "xtc_probability"_a = 0.0f, "xtc_threshold"_a = 0.1f)
         .def(
             "observe", [](Sampler& self, const Ids& ids) { self.observe({ids.data(), ids.size()}); }, "ids"_a)
         .def(
@@ -206,9 +156,20 @@ void bind_sampler(nb::module_& m) {
             "allow_only",
             [](Sampler& self,
                const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& mask) {
-                self.allow_only({mask.data(), mask.data() + mask.size()});
+                std::vector<uint32_t> words((mask.size() + 31) / 32);
+                for (size_t i = 0; i < mask.size(); ++i) {
+                    words[i / 32] |= static_cast<uint32_t>(mask.data()[i] != 0) << i % 32;
+                }
+                self.allow_only(words);
             },
-            "mask"_a);
+            "mask"_a)
+        .def(
+            "allow_bits",
+            [](Sampler& self,
+               const nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& words) {
+                self.allow_only({words.data(), words.size()});
+            },
+            "words"_a);
 }
 
 void bind_model(nb::module_& m) {
@@ -285,8 +246,9 @@ NB_MODULE(_core, m) {
     m.doc() = "lily's native core: weights, state, graph and backends.";
     lily::register_errors();
     lily::bind_weights(m);
-    lily::bind_sequence(m);
+    lily::bind_state(m);
     lily::bind_sampler(m);
     lily::bind_model(m);
+    lily::bind_restore(m);
     lily::bind_bench(m);
 }

@@ -31,8 +31,8 @@ void Sampler::observe(std::span<const int32_t> tokens) {
 
 void Sampler::ensure_logits(int64_t count) { logits_.resize(static_cast<size_t>(count)); }
 
-double Sampler::uniform() {
-    const uint64_t bits = mix(mix(options_.seed) ^ mix(counter_++));
+double Sampler::uniform(uint64_t counter) const {
+    const uint64_t bits = mix(mix(options_.seed) ^ mix(counter));
     return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
@@ -53,8 +53,13 @@ void Sampler::penalize() {
     const float never = -std::numeric_limits<float>::infinity();
     for (size_t i = static_cast<size_t>(options_.vocabulary); i < logits_.size(); ++i) logits_[i] = never;
     if (!allowed_.empty()) {
-        for (size_t i = 0; i < logits_.size(); ++i) {
-            if (i >= allowed_.size() || !allowed_[i]) logits_[i] = never;
+        for (size_t begin = 0; begin < logits_.size(); begin += 32) {
+            const uint32_t word = begin / 32 < allowed_.size() ? allowed_[begin / 32] : 0;
+            if (word == ~uint32_t{0}) continue;
+            const size_t count = std::min<size_t>(32, logits_.size() - begin);
+            for (size_t i = 0; i < count; ++i) {
+                if (!(word >> i & 1)) logits_[begin + i] = never;
+            }
         }
     }
 }
@@ -134,9 +139,26 @@ void Sampler::filter(int32_t best) {
         std::erase_if(candidates_, [&](const Candidate& c) { return c.probability < options_.min_p; });
     }
     if (options_.top_p < 1) keep_top_p(total);
-    total = 0;
+    normalize();
+    if (options_.xtc_probability > 0 && uniform(counter_ + 1) < options_.xtc_probability) exclude_top();
+}
+
+void Sampler::normalize() {
+    double total = 0;
     for (const Candidate& c : candidates_) total += c.probability;
     for (Candidate& c : candidates_) c.probability = static_cast<float>(c.probability / total);
+}
+
+void Sampler::exclude_top() {
+    const auto reaches = [&](const Candidate& c) { return c.probability >= options_.xtc_threshold; };
+    const Candidate* least = nullptr;
+    for (const Candidate& c : candidates_) {
+        if (reaches(c) && (!least || better(*least, c))) least = &c;
+    }
+    if (!least) return;
+    const int32_t kept = least->token;
+    std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.token != kept; });
+    normalize();
 }
 
 std::vector<Candidate> Sampler::distribution() {
@@ -182,7 +204,8 @@ int32_t Sampler::draw_from_logits() {
     }
     if (options_.temperature > 0) {
         filter(token);
-        double left = uniform();
+        double left = uniform(counter_);
+        counter_ += options_.xtc_probability > 0 ? 2 : 1;
         token = candidates_.back().token;
         for (const Candidate& c : candidates_) {
             left -= c.probability;

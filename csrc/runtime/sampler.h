@@ -1,4 +1,4 @@
-// Draws the next token from logits: penalties, bias, temperature, top-k, top-p, min-p, in this order.
+// Draws the next token from logits: penalties, bias, temperature, top-k, min-p, top-p, XTC, in this order.
 //
 // One per request; owned by the caller. Random numbers come from a counter and the seed alone, so a request's
 // draws don't depend on its neighbours or on the machine.
@@ -13,10 +13,12 @@
 namespace lily {
 
 struct SamplingOptions {
-    float temperature = 1.0f;  // 0: the largest logit, the lowest id among equals
-    int64_t top_k = 0;         // 0: off
-    float top_p = 1.0f;        // keeps the fewest tokens whose probability reaches this; at least one
-    float min_p = 0.0f;        // drops tokens below this share of the best one's probability
+    float temperature = 1.0f;      // 0: the largest logit, the lowest id among equals
+    int64_t top_k = 0;             // 0: off
+    float top_p = 1.0f;            // keeps the fewest tokens whose probability reaches this; at least one
+    float min_p = 0.0f;            // drops tokens below this share of the best one's probability
+    float xtc_probability = 0.0f;  // how often the most probable tokens are left out; 0: never
+    float xtc_threshold = 0.1f;    // ... those that reach this probability, but for the least of them
     float repetition_penalty = 1.0f;
     float presence_penalty = 0.0f;
     float frequency_penalty = 0.0f;
@@ -51,11 +53,13 @@ class Sampler {
     std::vector<std::pair<int32_t, float>> best(int64_t count) const;
     void keep_log_probabilities(bool keep) { keep_raw_ = keep; }
 
-    // The filtered distribution of the logits as they stand, most probable first.
+    // The filtered distribution of the logits as they stand, most probable first. With XTC: what the next
+    // draw would come from, its chance to leave out the best already decided.
     std::vector<Candidate> distribution();
 
-    // Leaves out tokens (structured output): a mask of allowed ids for the next draw, empty for all.
-    void allow_only(std::vector<uint8_t> mask) { allowed_ = std::move(mask); }
+    // Leaves out tokens (structured output) until told otherwise: bit i % 32 of word i / 32 allows id i, ids
+    // beyond the words are left out. No words allow all.
+    void allow_only(std::span<const uint32_t> words) { allowed_.assign(words.begin(), words.end()); }
 
   private:
     void check_numbers() const;
@@ -67,13 +71,17 @@ class Sampler {
     void filter(int32_t best);
     void gather(float top);
     void keep_top_p(double total);
-    double uniform();
+    // Exclude top choices (XTC): of the tokens that reach the threshold, only the least probable stays.
+    void exclude_top();
+    void normalize();
+    // The number that draw `counter` decides by, in [0, 1).
+    double uniform(uint64_t counter) const;
 
     SamplingOptions options_;
     std::unordered_map<int32_t, int32_t> prompt_and_output_;
     std::vector<float> logits_;
     std::vector<float> raw_;
-    std::vector<uint8_t> allowed_;
+    std::vector<uint32_t> allowed_;
     std::vector<Candidate> candidates_;
     bool keep_raw_ = false;
     double raw_norm_ = 0;

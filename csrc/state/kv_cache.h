@@ -51,6 +51,8 @@ class KvPage {
 class KvCache {
   public:
     explicit KvCache(const KvLayout& layout) : layout_(layout) {}
+    KvCache(const KvLayout& layout, std::vector<std::shared_ptr<KvPage>> pages)
+        : layout_(layout), pages_(std::move(pages)) {}
 
     // Makes positions [begin, end) writable: new pages, private copies of shared ones.
     void reserve(int64_t begin, int64_t end);
@@ -63,6 +65,8 @@ class KvCache {
     // The first `length` keys and values of a layer as fp32 [length, kv_heads, head_dim], for inspection.
     std::pair<std::vector<float>, std::vector<float>> read(int64_t layer, int64_t length) const;
     int64_t bytes() const { return static_cast<int64_t>(pages_.size()) * layout_.page_bytes(); }
+    // Whoever holds a page keeps it as it is: writers then copy it first.
+    std::vector<std::shared_ptr<const KvPage>> shared_pages() const { return {pages_.begin(), pages_.end()}; }
     // Address and bytes of each page; sequences that share a page give the same address.
     std::vector<std::pair<uint64_t, int64_t>> blocks() const {
         std::vector<std::pair<uint64_t, int64_t>> result;

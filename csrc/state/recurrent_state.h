@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "base/buffer.h"
 
@@ -40,6 +41,9 @@ class RecurrentState {
         return floats_.data() + layout_.layers * layout_.matrix_floats() + layer * layout_.conv_floats();
     }
     const RecurrentLayout& layout() const { return layout_; }
+    // All layers' matrices, then all layers' convolution inputs.
+    std::span<float> floats() { return floats_.span(); }
+    std::span<const float> floats() const { return {floats_.data(), floats_.size()}; }
 
   private:
     RecurrentLayout layout_;

@@ -40,6 +40,10 @@ class Sequence {
     // Lengths that truncate can reach, ascending.
     std::vector<int64_t> snapshots() const;
     void drop_snapshot(int64_t length) { snapshots_.erase(length); }
+    // Remembers a recurrent state of an earlier length, saved before.
+    void add_snapshot(int64_t length, std::shared_ptr<const RecurrentState> state) {
+        snapshots_.insert_or_assign(length, std::move(state));
+    }
     int64_t bytes() const;
     // What it keeps alive; blocks shared with prefixes and other sequences have one address.
     std::vector<MemoryBlock> blocks() const;

@@ -7,10 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from lily_py.checkpoint import open_checkpoint
+from lily_py.disk_store import DiskStore, disk_budget
 from lily_py.errors import BackendError, ContextLengthError, InvalidArgumentError
 from lily_py.generation import Generation, with_others
 from lily_py.info import EngineInfo
@@ -74,6 +76,8 @@ class Engine:
         ablate: Sequence[str] = (),
         cache_bytes: int | float | str | None = None,
         snapshot_interval: int = DEFAULT_SNAPSHOT_INTERVAL,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir_bytes: int | float | str | None = None,
     ) -> Engine:
         """Load a checkpoint; its weights are mapped, so this takes seconds at most.
 
@@ -90,6 +94,9 @@ class Engine:
             ablate: names of optimisations to switch off, for measurements.
             cache_bytes: budget of stored states; None for an eighth of the machine's memory, 0 for none.
             snapshot_interval: tokens between snapshots on long ways; 0 for those at turns only.
+            cache_dir: a folder that keeps stored states beyond the process; None for none. Several engines
+                and models may share it.
+            cache_dir_bytes: budget of that folder; None for 16 GiB, or half of what is free there.
 
         Raises:
             CheckpointError: and its kinds, for files that are missing, damaged or of an unknown architecture.
@@ -108,6 +115,10 @@ class Engine:
         else:
             budget = parse_size("cache_bytes", cache_bytes)
         interval = integer("snapshot_interval", snapshot_interval, 0, 1 << 30)
+        if cache_dir is not None and not budget:
+            raise InvalidArgumentError(
+                "cache_dir needs cache_bytes above 0: what it keeps passes through there"
+            )
         started = time.perf_counter()
         checkpoint = open_checkpoint(path_or_repo, revision=revision, mtp=mtp, progress=progress)
         positions = checkpoint.config.max_position_embeddings
@@ -127,7 +138,13 @@ class Engine:
             cache_bytes=budget,
             snapshot_interval=interval,
             memory_limit=limit,
+            kv_dtype=kv_dtype,
+            ablate=ablate,
         )
+        if cache_dir is not None:
+            folder = Path(cache_dir)
+            disk = disk_budget(folder, cache_dir_bytes)
+            runtime.store.keep_on(DiskStore(folder, disk, model, runtime.identity))
         engine = cls(os.fspath(path_or_repo), runtime)
         logger.info("loaded %r in %.2f s", engine, time.perf_counter() - started)
         return engine
@@ -262,6 +279,16 @@ class Engine:
     ) -> Session:
         """Return an empty conversation that keeps its state; arguments are for its template."""
         return Session(self._runtime, tools=tools, thinking=thinking, template_variables=template_variables)
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Return the conversation that `Session.save` wrote; errors as for `Session.load`."""
+        session = self.new_session()
+        try:
+            session.load(path)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     # ---- logits
 

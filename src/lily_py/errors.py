@@ -9,6 +9,7 @@ __all__ = [
     "InvalidArgumentError",
     "LilyError",
     "MemoryBudgetError",
+    "SavedStateError",
     "TemplateError",
     "UnknownKeywordError",
     "UnsupportedModelError",
@@ -49,6 +50,10 @@ class TemplateError(LilyError, ValueError):
 
 class MemoryBudgetError(LilyError, MemoryError):
     """The work doesn't fit in the memory limit; says what is needed and what is allowed."""
+
+
+class SavedStateError(LilyError, ValueError):
+    """A saved session or state is damaged, or belongs to another model or setting; names both."""
 
 
 class BackendError(LilyError, RuntimeError):

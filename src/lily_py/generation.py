@@ -10,6 +10,7 @@ import numpy
 
 from lily_py import _core
 from lily_py.errors import InvalidArgumentError
+from lily_py.grammar import Matcher
 from lily_py.memory import peak_memory
 from lily_py.prompts import Prompt
 from lily_py.results import Chunk, FinishReason, Result, Timings, TokenLogprob, Usage
@@ -27,6 +28,8 @@ from lily_py.text import (
 )
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+LINE_BREAK = "\u010a\u010a"
+"""The empty line that templates write after a thought, in the letters of byte-level vocabularies."""
 
 
 class Generation:
@@ -92,8 +95,17 @@ class Generation:
         self._draw: Callable[[], int] = self._draw_natively
         if options.logits_processors:
             self._draw = self._draw_processed
-        if options.min_tokens:
-            self._ban_end_tokens()
+        self._matcher: Matcher | None = None
+        if options.constraint is not None:
+            if prompt.tools is not None:
+                raise InvalidArgumentError(
+                    f"{options.constraint.name} can't be combined with tools: calls don't follow it"
+                )
+            self._matcher = Matcher(options.constraint, tokenizer)
+        self._line_break = tokenizer.token_id(LINE_BREAK)
+        self._thought_closed = False
+        self._restricted = False
+        self._restrict()
 
     def advance(self) -> Chunk | None:
         """Generate one more token; return what it brought, or None after the end.
@@ -182,26 +194,51 @@ class Generation:
                 )
         return self._sampler.draw(numpy.ascontiguousarray(changed), logits)
 
-    def _ban_end_tokens(self) -> None:
-        allowed = numpy.ones(self._vocabulary, numpy.uint8)
-        allowed[[token for token in self._end_tokens if token < self._vocabulary]] = 0
-        self._sampler.allow_only(allowed)
+    def _restrict(self) -> None:
+        """Set which tokens the next draw may bring."""
+        may_end = len(self._tokens) >= self._options.min_tokens
+        if self._matcher is not None and not self._in_thought:
+            words = self._matcher.allowed(may_end=may_end)
+            if self._thought_closed and self._line_break is not None:
+                words[self._line_break // 32] |= numpy.uint32(1 << self._line_break % 32)
+        elif self._matcher is not None or not may_end:
+            # An answer that must follow something can't end in its thought.
+            words = numpy.full((self._vocabulary + 31) // 32, 0xFFFFFFFF, numpy.uint32)
+            for token in self._end_tokens:
+                if token < self._vocabulary:
+                    words[token // 32] &= ~numpy.uint32(1 << token % 32)
+        elif self._restricted:
+            words = numpy.zeros(0, numpy.uint32)
+        else:
+            return
+        self._sampler.allow_bits(words)
+        self._restricted = len(words) > 0
+
+    def _follow(self, token: int) -> None:
+        """Take a token of the answer into account for the next draw."""
+        if self._matcher is not None and not self._in_thought and token not in self._end_tokens:
+            # A line break right after the thought belongs to neither.
+            if not (self._thought_closed and token == self._line_break):
+                self._matcher.accept(token)
+            self._thought_closed = False
 
     def _accept(self, token: int) -> Chunk:
         self._state.tokens.append(token)
         self._tokens.append(token)
         count = len(self._tokens)
         logprobs = self._keep_logprobs(token) if self._options.logprobs else ()
-        if count == self._options.min_tokens:
-            self._sampler.allow_only(numpy.zeros(0, numpy.uint8))
         if self._in_thought:
             self._reasoning_tokens += 1
             self._in_thought = token != self._think_close
+            self._thought_closed = not self._in_thought
         elif token == self._think_open and count == 1 and self._parser is not None:
             self._in_thought = True
             self._reasoning_tokens = 1
+        else:
+            self._follow(token)
         if token in self._end_tokens:
             return self._finish("stop", (token,), logprobs)
+        self._restrict()
         text = self._detokenizer.add(token)
         if self._parser is None:
             reasoning: str = ""

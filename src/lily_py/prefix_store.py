@@ -1,39 +1,33 @@
 """Stored states to start from: the longest beginning of a prompt that was computed before.
 
 Each entry is an immutable native prefix. Entries share pages of keys and values; what is counted against the
-budget is what they keep alive together.
+budget is what they keep alive together. With a `DiskStore` behind it, entries outlive the process.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
-
-import numpy
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from lily_py import _core
+from lily_py.prefix_index import PrefixIndex, Tokens
 
-Tokens = NDArray[numpy.int32]
+if TYPE_CHECKING:
+    from lily_py.disk_store import DiskStore
 
-_BASE = numpy.uint64(0x9E3779B97F4A7C15)
 _TOKEN_BYTES = 8
 """Of an entry's own, for each token: one copy here, one in the native prefix."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    tokens: Tokens
     prefix: _core.Prefix
     blocks: list[tuple[int, int]]
 
 
 class PrefixStore:
     """Native prefixes by their tokens, least recently used ones leaving first. Any thread may call.
-
-    Found by polynomial hashes of all beginnings of the prompt, computed in one pass, and then compared token
-    by token: a collision costs a miss, never a wrong state.
 
     Args:
         budget: bytes to hold at most; 0 stores nothing.
@@ -44,41 +38,43 @@ class PrefixStore:
         """Whether anything is ever stored."""
         self.budget = budget
         """Bytes to hold at most; may change."""
-        self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()
+        self._index: PrefixIndex[_Entry] = PrefixIndex()
         self._references: dict[int, int] = {}
         self._nbytes = 0
-        self._lengths: NDArray[numpy.int64] | None = None
-        self._hashes: NDArray[numpy.uint64] = numpy.zeros(0, numpy.uint64)
-        self._powers = numpy.ones(1, numpy.uint64)
         self._lock = threading.RLock()
+        self._disk: DiskStore | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._index)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the entries keep alive, each shared block counted once."""
         return self._nbytes
 
+    def keep_on(self, disk: DiskStore) -> None:
+        """Write what is added from now on to a store on disk too, and look there for what isn't here."""
+        self._disk = disk
+        disk.start(self.exact)
+
     def find(self, tokens: Tokens, limit: int) -> _core.Prefix | None:
         """Return the longest stored prefix of `tokens` with at most `limit` tokens; it counts as used."""
         with self._lock:
-            if not self._entries or limit < 1:
-                return None
-            if self._lengths is None:
-                keys = list(self._entries)
-                self._lengths = numpy.array([length for length, _ in keys], numpy.int64)
-                self._hashes = numpy.array([key for _, key in keys], numpy.uint64)
-            hashes = self._hash_beginnings(tokens[:limit])
-            reach = numpy.minimum(self._lengths, len(hashes) - 1)
-            matching = (self._lengths == reach) & (hashes[reach] == self._hashes)
-            for length in sorted(self._lengths[matching].tolist(), reverse=True):
-                key = (length, int(hashes[length]))
-                entry = self._entries[key]
-                if numpy.array_equal(entry.tokens, tokens[:length]):
-                    self._entries.move_to_end(key)
-                    return entry.prefix
-            return None
+            found = self._index.find(tokens, limit)
+        if self._disk is not None:
+            loaded = self._disk.find(tokens, limit, 0 if found is None else len(found[0]))
+            if loaded is not None:
+                self.add(tokens, loaded)
+                return loaded
+            if found is not None:
+                self._disk.use(found[0])
+        return None if found is None else found[1].prefix
+
+    def exact(self, tokens: Tokens) -> _core.Prefix | None:
+        """Return the prefix of exactly these tokens, if it is held in memory."""
+        with self._lock:
+            entry = self._index.get(tokens, use=False)
+            return None if entry is None else entry.prefix
 
     def add(self, tokens: Tokens, prefix: _core.Prefix) -> None:
         """Store a prefix of `tokens`; what was used least recently leaves if the budget asks for it."""
@@ -86,42 +82,43 @@ class PrefixStore:
             return
         own = tokens[: prefix.length].copy()
         with self._lock:
-            key = (prefix.length, int(self._hash_beginnings(own)[-1]))
-            known = self._entries.get(key)
-            if known is not None and numpy.array_equal(known.tokens, own):
-                self._entries.move_to_end(key)
-                return
-            if known is not None:
-                self._remove(key)
-            entry = _Entry(own, prefix, prefix.blocks())
-            self._entries[key] = entry
-            self._lengths = None
-            self._nbytes += _TOKEN_BYTES * len(own)
-            for address, nbytes in entry.blocks:
-                users = self._references.get(address, 0)
-                self._references[address] = users + 1
-                self._nbytes += 0 if users else nbytes
-            self.trim(self.budget)
+            if self._index.get(own) is None:
+                entry = _Entry(prefix, prefix.blocks())
+                replaced = self._index.put(own, entry)
+                if replaced is not None:
+                    self._forget(*replaced)
+                self._nbytes += _TOKEN_BYTES * len(own)
+                for address, nbytes in entry.blocks:
+                    users = self._references.get(address, 0)
+                    self._references[address] = users + 1
+                    self._nbytes += 0 if users else nbytes
+                self.trim(self.budget)
+        if self._disk is not None:
+            self._disk.add(own)
 
     def trim(self, budget: int) -> None:
         """Let the least recently used entries go until at most `budget` bytes are held."""
         with self._lock:
-            while self._entries and self._nbytes > budget:
-                self._remove(next(iter(self._entries)))
+            while len(self._index) and self._nbytes > budget:
+                self._forget(*self._index.pop_oldest())
 
     def clear(self) -> None:
-        """Let all entries go."""
+        """Let all entries go; what is on disk stays there."""
         self.trim(-1)
+
+    def close(self) -> None:
+        """Finish what is being written to disk, and let all entries go."""
+        if self._disk is not None:
+            self._disk.close()
+        self.clear()
 
     def blocks(self) -> dict[int, int]:
         """Return address -> bytes of all native memory that entries keep alive."""
         with self._lock:
-            return {address: nbytes for entry in self._entries.values() for address, nbytes in entry.blocks}
+            return {address: nbytes for _, entry in self._index for address, nbytes in entry.blocks}
 
-    def _remove(self, key: tuple[int, int]) -> None:
-        entry = self._entries.pop(key)
-        self._lengths = None
-        self._nbytes -= _TOKEN_BYTES * len(entry.tokens)
+    def _forget(self, tokens: Tokens, entry: _Entry) -> None:
+        self._nbytes -= _TOKEN_BYTES * len(tokens)
         for address, nbytes in entry.blocks:
             users = self._references[address] - 1
             if users:
@@ -129,15 +126,3 @@ class PrefixStore:
             else:
                 del self._references[address]
                 self._nbytes -= nbytes
-
-    def _hash_beginnings(self, tokens: Tokens) -> NDArray[numpy.uint64]:
-        """Return the hashes of all beginnings, from length 0 on: sums of (token + 1) * base**position."""
-        if len(self._powers) < len(tokens):
-            count = max(len(tokens), 2 * len(self._powers))
-            factors = numpy.full(count, _BASE, numpy.uint64)
-            factors[0] = 1
-            self._powers = numpy.cumprod(factors, dtype=numpy.uint64)
-        hashes = numpy.zeros(len(tokens) + 1, numpy.uint64)
-        terms = (tokens.astype(numpy.uint64) + numpy.uint64(1)) * self._powers[: len(tokens)]
-        numpy.cumsum(terms, out=hashes[1:])
-        return hashes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from lily_py import _core
 from lily_py.checkpoint import Checkpoint
 from lily_py.errors import BackendError, ContextLengthError, EngineClosedError, InvalidArgumentError
 from lily_py.generation import Generation
+from lily_py.identity import state_identity
 from lily_py.memory import MemoryBudget
 from lily_py.prefix_store import PrefixStore
 from lily_py.progress import PrefillBar, prefill_progress
@@ -60,6 +62,8 @@ class Runtime:
         cache_bytes: budget of the prefix store.
         snapshot_interval: a snapshot every so many tokens.
         memory_limit: bytes for everything; None for no limit.
+        kv_dtype: of keys and values.
+        ablate: optimisations switched off.
     """
 
     def __init__(
@@ -71,8 +75,12 @@ class Runtime:
         cache_bytes: int,
         snapshot_interval: int,
         memory_limit: int | None,
+        kv_dtype: str,
+        ablate: Sequence[str],
     ) -> None:
         self.checkpoint = checkpoint
+        self._kv_dtype = kv_dtype
+        self._ablate = tuple(ablate)
         self.context = context
         self.snapshot_interval = snapshot_interval
         self.tokenizer = Tokenizer.from_checkpoint(checkpoint)
@@ -107,6 +115,11 @@ class Runtime:
         assert self._model is not None
         return self._model
 
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What saved states must agree in with this engine; see `lily_py.identity`."""
+        return state_identity(self.checkpoint, self.model, self._kv_dtype, self._ablate)
+
     @property
     def closed(self) -> bool:
         """Whether `close` has been called."""
@@ -131,7 +144,7 @@ class Runtime:
                 stream.close()
             for holder in list(self.holders):
                 holder.close()
-            self.store.clear()
+            self.store.close()
         self._model = None
 
     def new_state(self) -> State:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lily_py import _core
 from lily_py.errors import InvalidArgumentError, UnknownKeywordError
+from lily_py.grammar import CONSTRAINT_NAMES, Constraint, read_constraint
 from lily_py.text import StopStrings
 
 LogitsProcessor = Callable[[list[int], NDArray[numpy.float32]], NDArray[numpy.float32]]
@@ -40,6 +41,10 @@ _SPELLINGS = {
     "logits_processor": "logits_processors",
     "chat_template_kwargs": "template_variables",
     "functions": "tools",
+    "guided_json": "response_format",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "json_schema": "response_format",
     "random_seed": "seed",
 }
 _NO_REPLACEMENT = {
@@ -57,6 +62,10 @@ class Keywords(TypedDict, total=False):
         thinking: ask for a thought or for none; by default the template decides.
         template_variables: anything else that the template knows, such as ``preserve_thinking``.
         progress: a bar for the prompt (True, False), or a function of (tokens done, tokens to do).
+        response_format: ``{"type": "json_object"}``, or ``{"type": "json_schema", "json_schema": {"name":
+            ..., "schema": {...}}}``: the answer, after its thought, is a document of that kind.
+        regex: the answer matches this expression, whole.
+        grammar: the answer follows this grammar, in llguidance's variant of Lark.
 
     The others are those of `SamplingOptions`.
     """
@@ -77,6 +86,11 @@ class Keywords(TypedDict, total=False):
     top_logprobs: int | None
     n: int | None
     logits_processors: Sequence[LogitsProcessor] | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    response_format: Mapping[str, Any] | None
+    regex: str | None
+    grammar: str | None
     raw: bool | None
     tools: Sequence[Mapping[str, Any]] | None
     thinking: bool | None
@@ -107,6 +121,11 @@ class SamplingOptions:
         top_logprobs: and those of the best tokens at each position.
         n: how many answers.
         logits_processors: applied in order to the logits of each step.
+        xtc_probability: how often, after all other filters, the most probable tokens are left out
+            ("exclude top choices").
+        xtc_threshold: those of at least this probability, except the least probable of them; above 0.5
+            it can't be two, and nothing happens.
+        constraint: what the answer must follow.
     """
 
     max_tokens: int | None = None
@@ -125,6 +144,9 @@ class SamplingOptions:
     top_logprobs: int = 0
     n: int = 1
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    constraint: Constraint | None = None
 
     def make_sampler(self, seed: int, vocabulary: int) -> _core.Sampler:
         """Return a fresh native sampler.
@@ -144,6 +166,8 @@ class SamplingOptions:
             logit_bias=self.logit_bias,
             seed=seed,
             vocabulary=vocabulary,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
         )
         sampler.keep_log_probabilities(self.logprobs)
         return sampler
@@ -160,7 +184,10 @@ class SamplingOptions:
         )
 
 
-OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
+OPTION_NAMES = (
+    *(field.name for field in fields(SamplingOptions) if field.name != "constraint"),
+    *CONSTRAINT_NAMES,
+)
 
 
 def checkpoint_defaults(generation_config: Mapping[str, Any]) -> SamplingOptions:
@@ -216,6 +243,7 @@ def read_options(defaults: SamplingOptions, given: Mapping[str, Any], vocabulary
         checked["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     if "logits_processors" in values:
         checked["logits_processors"] = _processors(values["logits_processors"])
+    checked["constraint"] = read_constraint(values)
     options = replace(defaults, **checked)
     if options.max_tokens is not None and options.min_tokens > options.max_tokens:
         raise InvalidArgumentError(
@@ -233,6 +261,8 @@ _NUMBERS = {
     "temperature": (0.0, 1000.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
     "repetition_penalty": (1e-3, 1000.0),
     "presence_penalty": (-1000.0, 1000.0),
     "frequency_penalty": (-1000.0, 1000.0),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from lily_py.prompts import Prompt, PromptLike
 from lily_py.results import Result
 from lily_py.runtime import PROMPT_NAMES, Request, Runtime
 from lily_py.sampling import integer
+from lily_py.saved_session import Conversation, SavedSession, save_session
 from lily_py.state import Logits, Progress, State
 from lily_py.stream import Stream
 
@@ -227,6 +230,46 @@ class Session:
             other._state = state.fork()
             other._messages = list(self._messages)
             return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation and its state to a file that only you may read.
+
+        An older file is replaced in one step: whenever this is interrupted, the old one or the new one is
+        there, whole.
+
+        Raises:
+            InvalidArgumentError: it can't be written there, or messages hold what JSON has no form for.
+            LilyError: an answer is being generated.
+        """
+        target = Path(os.fspath(path))
+        with self._exclusive() as state:
+            conversation = Conversation(list(self._messages), self._template)
+            save_session(target, self._runtime.identity, state, conversation)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take up the conversation that `save` wrote, in place of the present one; it goes on bit for bit.
+
+        Raises:
+            SavedStateError: the file is damaged, or belongs to another model or setting; names both. The
+                session is then as it was.
+            InvalidArgumentError: there is no such file.
+            ContextLengthError, MemoryBudgetError: it doesn't fit.
+        """
+        source = Path(os.fspath(path))
+        with self._exclusive() as state:
+            try:
+                saved = SavedSession(source, self._runtime.identity)
+            except FileNotFoundError:
+                raise InvalidArgumentError(f"{source}: no such file; session.save(path) writes one") from None
+            self._check_room(len(saved.tokens))
+            reserved = self._runtime.budget.admit(len(saved.tokens))
+            try:
+                saved.restore(self._runtime.model, state)
+            finally:
+                self._runtime.budget.release(reserved)
+            self._messages = saved.conversation.messages
+            self._template = saved.conversation.template
+            state.snapshot()
 
     def close(self) -> None:
         """End what is running and let the memory go; may be called again."""

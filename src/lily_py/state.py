@@ -11,6 +11,7 @@ from lily_py import _core
 from lily_py.prefix_store import PrefixStore
 
 Logits = NDArray[numpy.float32]
+Bytes = NDArray[numpy.uint8]
 Progress = Callable[[int, int], None]
 
 
@@ -155,6 +156,26 @@ class State:
             if 0 < older < length:
                 self._sequence.drop_snapshot(older)
         self._store.add(numpy.array(self.tokens[:length], numpy.int32), self._sequence.prefix(length))
+
+    def export(self) -> tuple[_core.Prefix | None, list[tuple[int, Bytes]], Logits | None]:
+        """Return what there is to save: the computed part, snapshots (length, bytes) in it, known logits.
+
+        The bytes are views; they stay as they are whatever this state does next.
+        """
+        length = self.covered
+        if length == 0:
+            return None, [], None
+        known = self._sequence.snapshots()
+        self._sequence.snapshot()
+        prefix = self._sequence.prefix(length)
+        earlier = [(at, self._sequence.prefix(at).recurrent()) for at in known if 0 < at < length]
+        if length not in known:
+            self._sequence.drop_snapshot(length)
+        return prefix, earlier, self._logits
+
+    def adopt(self, tokens: Sequence[int], native: _core.Sequence | None, logits: Logits | None) -> None:
+        """Hold what was saved: tokens, the sequence that covers a beginning of them, known logits."""
+        self.tokens, self._native, self._logits = list(tokens), native, logits
 
     def fork(self) -> State:
         """Return a second state with the same past."""

@@ -16,6 +16,7 @@ EXPECTED = {
     errors.UnsupportedModelError: errors.CheckpointError,
     errors.TemplateError: ValueError,
     errors.MemoryBudgetError: MemoryError,
+    errors.SavedStateError: ValueError,
     errors.BackendError: RuntimeError,
     errors.EngineClosedError: RuntimeError,
     errors.UnknownKeywordError: TypeError,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lily_py.prefix_index import PrefixIndex
 from lily_py.prefix_store import PrefixStore
 
 
@@ -115,10 +116,10 @@ def test_storing_again_replaces_nothing_but_counts_as_use() -> None:
 
 
 def test_equal_hashes_of_different_tokens_are_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(self: PrefixStore, tokens: np.ndarray) -> np.ndarray:
+    def same(self: PrefixIndex[Any], tokens: np.ndarray) -> np.ndarray:
         return np.zeros(len(tokens) + 1, np.uint64)
 
-    monkeypatch.setattr(PrefixStore, "_hash_beginnings", same)
+    monkeypatch.setattr(PrefixIndex, "_hash_beginnings", same)
     store = PrefixStore(1 << 20)
     add(store, [1, 2])
     assert store.find(tokens_of(3, 4), 2) is None

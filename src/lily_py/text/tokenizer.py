@@ -88,6 +88,11 @@ class Tokenizer:
         """Load a checkpoint's tokenizer; its end tokens are those of all the checkpoint's files."""
         return cls.from_folder(checkpoint.tokenizer_folder, checkpoint.config.eos_token_ids)
 
+    @property
+    def description(self) -> str:
+        """The text of its `tokenizer.json`."""
+        return self._description
+
     def __repr__(self) -> str:
         return f"Tokenizer({self._where!r}, vocab_size={self.vocab_size})"
 
