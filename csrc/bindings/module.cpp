@@ -228,6 +228,14 @@ void bind_model(nb::module_& m) {
             "sequences"_a, "ids"_a)
         .def("step", &Model::step, "sequence"_a, "token"_a, "sampler"_a,
              nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "step_each",
+            [](Model& self, const std::vector<Sequence*>& sequences, const std::vector<int32_t>& tokens,
+               const std::vector<Sampler*>& samplers) { return self.step_each(sequences, tokens, samplers); },
+            "sequences"_a, "tokens"_a, "samplers"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("join", &Model::join, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("leave", &Model::leave, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("passes", &Model::passes)
         .def_prop_ro("backend", &Model::describe)
         .def_prop_ro("has_mtp", &Model::has_mtp)
         .def_prop_ro("op_count", &Model::op_count)

@@ -1,7 +1,6 @@
 #include "runtime/model.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/error.h"
@@ -14,16 +13,21 @@ std::unique_ptr<Backend> make_backend(const ModelOptions& options) {
     throw BackendError("this build has no backend named '" + options.backend + "' (available: cpu)");
 }
 
+ModelOptions checked(const ModelOptions& options) {
+    if (options.chunk < 1)
+        throw InvalidArgument("chunk must be at least 1, got " + std::to_string(options.chunk));
+    return options;
+}
+
 }  // namespace
 
 Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options)
     : config_(config),
-      options_(options),
+      options_(checked(options)),
       weights_(std::move(weights)),
       graph_(ModelGraph::build(config, *weights_, options.kv_dtype)),
-      backend_(make_backend(options)) {
-    if (options.chunk < 1)
-        throw InvalidArgument("chunk must be at least 1, got " + std::to_string(options.chunk));
+      backend_(make_backend(options)),
+      scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk) {
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
     backend_->prepare(graph_.activation_widths, options.chunk);
@@ -60,55 +64,55 @@ int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, Logi
     int64_t done = 0;
     while (done < total) {
         if (cancel && cancel->cancelled()) return done;
-        const int64_t rows = std::min(options_.chunk, total - done);
-        Batch batch;
-        batch.tokens.assign(tokens.begin() + done, tokens.begin() + done + rows);
-        batch.segments = {{&sequence, 0, rows}};
-        if (wanted == LogitsOf::all) {
-            for (int64_t row = 0; row < rows; ++row) batch.logit_rows.push_back(static_cast<int32_t>(row));
-            batch.logits = logits + done * config_.vocab_size;
-        } else if (done + rows == total) {
-            batch.logit_rows = {static_cast<int32_t>(rows - 1)};
-            batch.logits = logits;
-        }
-        {
-            const std::lock_guard lock(mutex_);
-            sequence.reserve(rows);
-            backend_->run(graph_.trunk, batch);
-            sequence.commit(batch.tokens.data(), rows);
-        }
-        done += rows;
+        const bool all = wanted == LogitsOf::all;
+        Job job{&sequence, tokens.subspan(static_cast<size_t>(done)),
+                logits + (all ? done * config_.vocab_size : 0), all};
+        scheduler_.run({&job, 1});
+        done += job.rows;
         if (progress) progress(done, total);
     }
     return done;
 }
 
-void Model::forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
-                         float* logits) {
+void Model::run_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
+                     const std::function<float*(size_t)>& logits) {
     if (sequences.empty() || sequences.size() != tokens.size()) {
-        throw InvalidArgument("forward_each needs one token for each sequence");
+        throw InvalidArgument("a step of several sequences needs one token for each of them");
     }
     if (static_cast<int64_t>(sequences.size()) > options_.chunk) {
         throw InvalidArgument("at most " + std::to_string(options_.chunk) + " sequences fit into one step");
     }
-    Batch batch;
-    batch.tokens.assign(tokens.begin(), tokens.end());
-    batch.logits = logits;
+    std::vector<Job> jobs;
     for (size_t i = 0; i < sequences.size(); ++i) {
         check_owner(*sequences[i]);
         check_token(tokens[i]);
         check_room(*sequences[i], 1);
-        for (size_t j = 0; j < i; ++j) {
-            if (sequences[j] == sequences[i])
-                throw InvalidArgument("a sequence may appear only once in a step");
+        if (std::find(sequences.begin(), sequences.begin() + static_cast<int64_t>(i), sequences[i]) !=
+            sequences.begin() + static_cast<int64_t>(i)) {
+            throw InvalidArgument("a sequence may appear only once in a step");
         }
-        batch.segments.push_back({sequences[i], static_cast<int64_t>(i), 1});
-        batch.logit_rows.push_back(static_cast<int32_t>(i));
+        jobs.push_back({sequences[i], tokens.subspan(i, 1), logits(i)});
     }
-    const std::lock_guard lock(mutex_);
-    for (Sequence* sequence : sequences) sequence->reserve(1);
-    backend_->run(graph_.trunk, batch);
-    for (size_t i = 0; i < sequences.size(); ++i) sequences[i]->commit(&batch.tokens[i], 1);
+    scheduler_.run(jobs);
+}
+
+void Model::forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
+                         float* logits) {
+    run_each(sequences, tokens,
+             [&](size_t i) { return logits + static_cast<int64_t>(i) * config_.vocab_size; });
+}
+
+std::vector<int32_t> Model::step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
+                                      std::span<Sampler* const> samplers) {
+    if (samplers.size() != sequences.size())
+        throw InvalidArgument("step_each needs a sampler for each sequence");
+    run_each(sequences, tokens, [&](size_t i) {
+        samplers[i]->ensure_logits(config_.vocab_size);
+        return samplers[i]->logits().data();
+    });
+    std::vector<int32_t> drawn;
+    for (Sampler* sampler : samplers) drawn.push_back(sampler->draw());
+    return drawn;
 }
 
 int32_t Model::step(Sequence& sequence, int32_t token, Sampler& sampler) {

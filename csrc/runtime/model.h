@@ -1,7 +1,7 @@
 // A loaded model: weights, graph and backend, and the ways to advance sequences with them.
 //
-// Any thread may call; calls take turns at each step and each chunk of a prompt. A sequence belongs to one
-// caller at a time.
+// Any thread may call; steps and chunks of prompts that are asked for at the same time are computed together
+// (runtime/scheduler.h). A sequence belongs to one caller at a time.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "base/fair_mutex.h"
 #include "graph/model_graph.h"
 #include "runtime/sampler.h"
+#include "runtime/scheduler.h"
 
 namespace lily {
 
@@ -54,6 +54,17 @@ class Model {
 
     // Feeds one token and draws the next one.
     int32_t step(Sequence& sequence, int32_t token, Sampler& sampler);
+    // The same for several sequences in one pass, each with its own sampler.
+    std::vector<int32_t> step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
+                                   std::span<Sampler* const> samplers);
+
+    // Announce that a sequence will be advanced again and again, and that it won't be any more: others' steps
+    // wait a moment for it in between.
+    void join(const Sequence& sequence) { scheduler_.join(sequence); }
+    void leave(const Sequence& sequence) { scheduler_.leave(sequence); }
+
+    // Passes over the weights so far.
+    int64_t passes() { return scheduler_.passes(); }
 
     const ModelConfig& config() const { return config_; }
     const StateLayout& state_layout() const { return graph_.state; }
@@ -65,6 +76,8 @@ class Model {
     int64_t chunk() const { return options_.chunk; }
 
   private:
+    void run_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
+                  const std::function<float*(size_t)>& logits);
     void check_owner(Sequence& sequence) const;
     void check_token(int32_t token) const;
     void check_room(const Sequence& sequence, int64_t count) const;
@@ -74,7 +87,7 @@ class Model {
     std::shared_ptr<WeightStore> weights_;
     ModelGraph graph_;
     std::unique_ptr<Backend> backend_;
-    FairMutex mutex_;
+    Scheduler scheduler_;
 };
 
 }  // namespace lily

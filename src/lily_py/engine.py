@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from lily_py.answers import Answers
 from lily_py.checkpoint import open_checkpoint
 from lily_py.disk_store import DiskStore, disk_budget
 from lily_py.errors import BackendError, ContextLengthError, InvalidArgumentError
@@ -45,7 +48,7 @@ _CACHE_SHARE = 8
 
 
 class Engine:
-    """A loaded model. Any thread may call any method; calls that compute take turns at each step.
+    """A loaded model. Any thread may call any method; what is asked for at once is computed together.
 
     Use `Engine.load`. A context manager: leaving the block closes it.
 
@@ -212,8 +215,7 @@ class Engine:
         """
         if boolean("stream", stream):
             return self.stream(prompt, **keywords)
-        results = [self.stream(prompt, **each).finish() for each in self._each_answer(keywords)]
-        return with_others(results)
+        return with_others(self._answers(prompt, keywords).run())
 
     def stream(self, prompt: PromptLike, **keywords: Unpack[Keywords]) -> Stream:
         """Answer a prompt chunk by chunk, one for each token; arguments and errors as for `generate`."""
@@ -260,11 +262,12 @@ class Engine:
 
     async def agenerate(self, prompt: PromptLike, **keywords: Unpack[Keywords]) -> Result:
         """Answer as `generate` does, in a worker thread; cancelling the task ends the generation."""
-        results = []
-        for each in self._each_answer(keywords):
-            stream = AsyncStream(lambda each=each: self.stream(prompt, **each))  # type: ignore[misc]
-            results.append(await stream.run())
-        return with_others(results)
+        answers = self._answers(prompt, keywords)
+        try:
+            return with_others(await asyncio.to_thread(answers.run))
+        except asyncio.CancelledError:
+            answers.cancel()
+            raise
 
     def astream(self, prompt: PromptLike, **keywords: Unpack[Keywords]) -> AsyncStream:
         """Answer as `stream` does, for ``async for``."""
@@ -389,11 +392,12 @@ class Engine:
             defaults=runtime.defaults.differences(),
         )
 
-    def _each_answer(self, keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the keywords of each of `n` answers: answer i is what the seed plus i gives alone."""
+    def _answers(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Answers:
+        """Return the `n` answers to be made: answer i is what the seed plus i gives alone."""
         options, _ = self._runtime.read_keywords(keywords)
         seed = new_seed() if options.seed is None else options.seed
-        return [{**keywords, "n": 1, "seed": (seed + i) % (1 << 64)} for i in range(options.n)]
+        each = [{**keywords, "n": 1, "seed": (seed + i) % (1 << 64)} for i in range(options.n)]
+        return Answers([partial(self.stream, prompt, **one) for one in each])
 
 
 class _DefaultState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy
@@ -107,13 +107,36 @@ class Generation:
         self._restricted = False
         self._restrict()
 
-    def advance(self) -> Chunk | None:
+    @staticmethod
+    def draw_each(generations: Sequence[Generation]) -> list[int | None]:
+        """Draw the next token of several in one pass, for `advance` of each.
+
+        None stands for one that has to be advanced alone: at its beginning, with logits processors, or
+        cancelled.
+        """
+        together = [each for each in generations if each._can_join()]
+        if not together:
+            return [None] * len(generations)
+        begun = time.perf_counter()
+        drawn = State.step_each([each._state for each in together], [each._sampler for each in together])
+        seconds = time.perf_counter() - begun
+        for each in together:
+            each._decode_seconds += seconds
+        tokens = iter(drawn)
+        return [next(tokens) if each in together else None for each in generations]
+
+    def advance(self, drawn: int | None = None) -> Chunk | None:
         """Generate one more token; return what it brought, or None after the end.
 
         The last chunk has a `finish_reason`; if the generation was cancelled it has no token.
+
+        Args:
+            drawn: the token, if `draw_each` has drawn it.
         """
         if self.finish_reason is not None:
             return None
+        if drawn is not None:
+            return self._accept(drawn)
         if self.cancel.cancelled:
             return self._finish("cancelled", (), ())
         begun = time.perf_counter()
@@ -121,6 +144,7 @@ class Generation:
             token = self._draw()
             self._decode_seconds += time.perf_counter() - begun
         else:
+            self._state.join()
             logits = self._state.advance(self.cancel, self._progress, self._marks())
             if logits is None:
                 self._prefill_seconds = time.perf_counter() - begun
@@ -173,6 +197,10 @@ class Generation:
     def _marks(self) -> tuple[int, ...]:
         # The one before the end lets an exact repeat, or another answer to the same prompt, cost one step.
         return (*self._prompt.marks, self._prompt_length - 1)
+
+    def _can_join(self) -> bool:
+        native = self._draw == self._draw_natively
+        return native and self.finish_reason is None and bool(self._tokens) and not self.cancel.cancelled
 
     def _draw_natively(self) -> int:
         return self._state.step(self._sampler)
@@ -267,6 +295,7 @@ class Generation:
         calls: tuple[ToolCall, ...] = (),
     ) -> Chunk:
         """Settle what was held back, and end; return the last chunk."""
+        self._state.leave()
         rest = self._detokenizer.finish()
         if self._parser is not None:
             events = self._parser.feed(rest) if rest else []

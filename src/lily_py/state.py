@@ -37,6 +37,7 @@ class State:
         self._interval = interval if store.enabled else 0
         self._native: _core.Sequence | None = None
         self._logits: Logits | None = None
+        self._joined: _core.Sequence | None = None
 
     @property
     def covered(self) -> int:
@@ -142,9 +143,36 @@ class State:
         except BaseException:
             self._recover()
             raise
-        if self._interval and len(self.tokens) % self._interval == 0:
-            self.snapshot()
+        self._snapshot_at_interval()
         return token
+
+    @staticmethod
+    def step_each(states: Sequence[State], samplers: Sequence[_core.Sampler]) -> list[int]:
+        """Do what `step` does for several states in one pass; if it fails, it fails for all."""
+        for state in states:
+            state._logits = None
+        try:
+            tokens = states[0]._model.step_each(
+                [state._sequence for state in states], [state.tokens[-1] for state in states], samplers
+            )
+        except BaseException:
+            for state in states:
+                state._recover()
+            raise
+        for state in states:
+            state._snapshot_at_interval()
+        return tokens
+
+    def join(self) -> None:
+        """Say that steps will follow one another, so that others' steps are computed together with them."""
+        self._joined = self._sequence
+        self._model.join(self._joined)
+
+    def leave(self) -> None:
+        """Say that no more steps follow; nothing happens without `join`."""
+        if self._joined is not None:
+            self._model.leave(self._joined)
+            self._joined = None
 
     def snapshot(self) -> None:
         """Store the state as it is, for others and for coming back."""
@@ -184,6 +212,7 @@ class State:
         other._model, other._store, other._interval = self._model, self._store, self._interval
         other._native = None if self._native is None else self._native.fork()
         other._logits = self._logits
+        other._joined = None
         return other
 
     @property
@@ -192,6 +221,10 @@ class State:
         if self._native is None:
             self._native = self._model.new_sequence()
         return self._native
+
+    def _snapshot_at_interval(self) -> None:
+        if self._interval and len(self.tokens) % self._interval == 0:
+            self.snapshot()
 
     def _recover(self) -> None:
         """Bring the sequence back to a beginning of `tokens` after a step that failed half-way."""

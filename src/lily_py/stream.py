@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 from lily_py.errors import LilyError
@@ -37,13 +38,20 @@ class Stream(Iterator[Chunk]):
         return self
 
     def __next__(self) -> Chunk:
+        chunk = self._advance(None)
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def _advance(self, drawn: int | None) -> Chunk | None:
+        """Return the next chunk, None after the last; its token is `drawn`, unless None."""
         with self._lock:
             if self._result is not None:
-                raise StopIteration
+                return None
             self._stepping = True
             try:
                 self._check()
-                chunk = self._generation.advance()
+                chunk = self._generation.advance(drawn)
             except BaseException:
                 # Ctrl-C among others: the answer so far is the result, and the engine goes on.
                 self._settle()
@@ -52,8 +60,6 @@ class Stream(Iterator[Chunk]):
                 self._stepping = False
             if chunk is None or chunk.finish_reason is not None:
                 self._settle()
-            if chunk is None:
-                raise StopIteration
             return chunk
 
     def __enter__(self) -> Stream:
@@ -106,6 +112,26 @@ class Stream(Iterator[Chunk]):
         for _ in self:
             pass
         return self.result
+
+    @staticmethod
+    def finish_together(streams: Sequence[Stream]) -> list[Result]:
+        """Run streams of one engine to their ends, decoding as one batch in this thread; return the answers.
+
+        If one of them fails, all end, and its error is raised.
+        """
+        try:
+            while running := [stream for stream in streams if not stream.ended]:
+                with ExitStack() as locks:
+                    for stream in running:
+                        locks.enter_context(stream._lock)
+                    drawn = Generation.draw_each([stream._generation for stream in running])
+                    for stream, token in zip(running, drawn, strict=True):
+                        stream._advance(token)
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return [stream.result for stream in streams]
 
     def _settle(self) -> None:
         self._generation.stop()
@@ -172,14 +198,6 @@ class AsyncStream(AsyncIterator[Chunk]):
         async for _ in self:
             pass
         return self.result
-
-    async def run(self) -> Result:
-        """Run to the end within one worker thread, without a stop at each token, and return the answer."""
-        try:
-            return await asyncio.to_thread(lambda: self._opened().finish())
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
 
     def _next(self) -> Chunk | None:
         return next(self._opened(), None)

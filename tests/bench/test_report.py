@@ -12,6 +12,7 @@ from lily_py.bench import plot, records, tables
 from lily_py.bench.ablate import ABLATIONS, AblateResult
 from lily_py.bench.arms import ArmResult
 from lily_py.bench.cli import main
+from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.limits import TokenCost
 from lily_py.bench.report import describe_rounds
 from lily_py.bench.roofline import Roofline
@@ -134,6 +135,7 @@ def all_results() -> list[records.Result]:
         run.roofline,
         run,
         RowsResult("tiny", 128, 2, {1: spread, 4: Spread(3.0, 2.0, 4.0, 5)}, {1: spread, 4: spread}),
+        ConcurrencyResult("tiny", 128, 64, 2, {1: 100.0, 4: 250.0}, {1: 1.0, 4: 3.9}),
         AblateResult("tiny", Workload("tiny", (128,), 8, 2), arms),
         StartResult(
             "demo", 1_000_000, 16, 1, {"load": spread}, {"resident": 5e7}, {"llama.cpp Q4_0": spread}, []
@@ -211,6 +213,19 @@ def test_rows_tell_the_cost_of_more_rows_relative_to_one(
     relative = result.sequences[3].median / result.sequences[1].median
     assert f"{relative:.2f}" in printed
     assert f"{relative / 3:.2f}" in printed
+
+
+def test_concurrent_requests_are_measured_with_the_rows_they_share(
+    synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--counts", "1,3", "--context", "8", "--decode", "12", "--repeats", "2", "--threads", "1"]
+    assert main(["concurrent", str(synthetic), *arguments, "--save", str(tmp_path)]) == 0
+    result = records.load(tmp_path / "concurrent-tiny-1-threads.json").result
+    assert isinstance(result, ConcurrencyResult)
+    assert result.rows_per_pass[1] == 1
+    assert 1 <= result.rows_per_pass[3] <= 3
+    assert min(result.tokens_per_second.values()) > 0
+    assert f"{result.tokens_per_second[3] / 3:.1f}" in capsys.readouterr().out
 
 
 def test_ablation_measures_everything_on_and_each_optimisation_off(

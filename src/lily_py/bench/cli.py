@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lily_py.bench import records, tables
 from lily_py.bench.ablate import ABLATIONS, run_ablations
+from lily_py.bench.concurrency import REQUEST_COUNTS, measure_concurrency
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
 from lily_py.bench.gguf_tile import tile_gguf
 from lily_py.bench.llama_cpp import Setting
@@ -103,6 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--threads", type=int, default=default_threads())
     rows.add_argument("--repeats", type=int, default=20)
     _add_save(rows)
+
+    concurrent = command("concurrent", _concurrent, "Measure several requests at once in one engine.")
+    concurrent.add_argument("checkpoint", metavar="CHECKPOINT")
+    concurrent.add_argument("--counts", type=_numbers, default=REQUEST_COUNTS, metavar="N,…")
+    concurrent.add_argument("--context", type=int, default=128)
+    concurrent.add_argument("--decode", type=int, default=64, help="tokens of each request (default: 64)")
+    concurrent.add_argument("--threads", type=int, default=default_threads())
+    concurrent.add_argument("--repeats", type=int, default=5)
+    _add_save(concurrent)
 
     ablate = command("ablate", _ablate, "Measure what each CPU optimisation is worth.")
     _add_workload(ablate)
@@ -240,6 +250,21 @@ def _rows(options: argparse.Namespace) -> int:
         say=_say,
     )
     print(tables.rows_table(result))
+    _save(result, options)
+    return 0
+
+
+def _concurrent(options: argparse.Namespace) -> int:
+    result = measure_concurrency(
+        options.checkpoint,
+        counts=options.counts,
+        context=options.context,
+        decode=options.decode,
+        threads=options.threads,
+        repeats=options.repeats,
+        say=_say,
+    )
+    print(tables.concurrency_table(result))
     _save(result, options)
     return 0
 

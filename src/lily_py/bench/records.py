@@ -11,6 +11,7 @@ from typing import Any
 
 from lily_py.bench.ablate import AblateResult
 from lily_py.bench.arms import Say
+from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.machine import describe_machine
 from lily_py.bench.plot import plot_run
 from lily_py.bench.roofline import Roofline
@@ -20,7 +21,7 @@ from lily_py.bench.start import StartResult
 from lily_py.bench.workload import PHASES
 from lily_py.errors import InvalidArgumentError, LilyError
 
-Result = RunResult | Roofline | RowsResult | AblateResult | StartResult
+Result = RunResult | Roofline | RowsResult | AblateResult | StartResult | ConcurrencyResult
 
 _KINDS: dict[str, Any] = {
     "roofline": Roofline,
@@ -28,6 +29,7 @@ _KINDS: dict[str, Any] = {
     "rows": RowsResult,
     "ablate": AblateResult,
     "start": StartResult,
+    "concurrent": ConcurrencyResult,
 }
 
 
@@ -124,5 +126,9 @@ def write_csv(result: RunResult, path: Path) -> Path:
 def _name(kind: str, result: Result) -> str:
     if isinstance(result, Roofline):
         return kind
-    threads = result.threads if isinstance(result, RowsResult | StartResult) else result.workload.threads
+    threads = (
+        result.threads
+        if isinstance(result, RowsResult | StartResult | ConcurrencyResult)
+        else result.workload.threads
+    )
     return f"{kind}-{result.checkpoint}-{threads}-threads"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lily_py.bench import tables
 from lily_py.bench.ablate import AblateResult
+from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.plot import plot_run
 from lily_py.bench.records import Record
 from lily_py.bench.roofline import Roofline
@@ -46,6 +47,10 @@ def write_report(records: Sequence[Record], path: Path, command: str, picture_fo
             picture = plot_run(result, picture_folder / f"{record.name}.png")
             written.append(picture)
             parts += _run(result, os.path.relpath(picture, path.parent))
+        elif isinstance(result, ConcurrencyResult):
+            title = f"{result.checkpoint}: several requests at once, {_threads(result.threads)}"
+            text = f"Each decodes {result.decode} tokens after a prompt of {result.context}."
+            parts += [f"## {title}", text, tables.concurrency_table(result)]
         elif isinstance(result, RowsResult):
             title = f"{result.checkpoint}: several rows in one pass, {_threads(result.threads)}"
             parts += [f"## {title}", f"After {result.context} tokens of context.", tables.rows_table(result)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lily_py.bench.ablate import ABLATIONS, AblateResult
+from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
@@ -96,6 +97,16 @@ def roofline_table(roofline: Roofline) -> str:
     for unit, by_threads in roofline.units.items():
         name = f"{unit}: {roofline.descriptions[unit]}"
         rows.append([name, *(_scaled(by_threads.get(count)) for count in roofline.threads), "Gop/s"])
+    return markdown_table(header, rows)
+
+
+def concurrency_table(result: ConcurrencyResult) -> str:
+    """Return the decoding speed of several requests at once."""
+    header = ["requests", "together, tok/s", "each, tok/s", "rows a pass"]
+    rows = [
+        [str(count), f"{speed:.1f}", f"{speed / count:.1f}", f"{result.rows_per_pass[count]:.2f}"]
+        for count, speed in result.tokens_per_second.items()
+    ]
     return markdown_table(header, rows)
 
 
