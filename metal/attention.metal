@@ -1,24 +1,25 @@
 // Gated attention of a decode step over paged keys and values, for one to eight rows.
 //
 // rotary_append  per head  x / sqrt(mean(x^2) + eps) * norm, then the rotation of the first 2 P dimensions
-//                (x_i, x_{i+P}) -> (x_i cos - x_{i+P} sin, x_{i+P} cos + x_i sin); queries are rewritten where
-//                they are, keys and values go to the cache. cos and sin come from two tables made in fp64,
-//                [positions / 512, P] and [512, P]: the angle of position p is that of p / 512 * 512 plus that
-//                of p % 512, joined by one complex product. Error 2e-7 at any position.
-//                Launch: (ceil((heads + kv_heads) / 4), rows) threadgroups of 128 threads, a simdgroup a head.
-// attend         split s of a row: top = max score, total = sum exp(score - top), out = sum exp(score - top) v,
-//                score = q k / sqrt(D). HEADS query heads of a KV head share a threadgroup and its reads; each
-//                key and value is read once per threadgroup. Launch: (kv_heads * ceil(group / HEADS), splits,
-//                rows) threadgroups of 128 threads; threadgroups beyond a row's length leave at once.
+//                (x_i, x_{i+P}) -> (x_i cos - x_{i+P} sin, x_{i+P} cos + x_i sin). Queries are rewritten in
+//                place, keys and values go to the cache. cos and sin come from two tables made in fp64,
+//                [positions / 512, P] and [512, P]: the angle of position p is that of p / 512 * 512 and
+//                that of p % 512, joined by one complex product; error 2e-7 at any position.
+//                Launch: (ceil((heads + kv_heads) / 4), rows) threadgroups of 128 threads, a simdgroup per
+//                head.
+// attend         split s of a row: top = max score, total = sum of w, out = sum of w v, w = exp(score - top),
+//                score = q k / sqrt(D). HEADS query heads of a KV head share a threadgroup and its reads.
+//                Launch: (kv_heads * ceil(group / HEADS), splits, rows) threadgroups of 128 threads;
+//                threadgroups beyond a row's length leave at once.
 // attend_combine out = (sum_s e^(top_s - top) out_s) / (sum_s e^(top_s - top) total_s) * sigmoid(gate).
-//                Launch: (heads, D / 32, rows) threadgroups of 256 threads: a lane has a dimension, simdgroup i
-//                takes splits i, i + 8, ..., the eight are joined in order.
+//                Launch: (heads, D / 32, rows) threadgroups of 256 threads: a lane has a dimension,
+//                simdgroup i takes splits i, i + 8, ..., the eight are joined in order.
 //
 // projected [rows, stride]: per head q (D) | gate (D), then keys and values [kv_heads, D].
-// Pages of 64 positions: per layer and KV head keys transposed [D, 64], values [64, D]; a page is found through
+// Pages of 64 positions: per layer and KV head keys transposed [D, 64], values [64, D]; a page is found by
 // the row's table, pages[sequences[row] * table_stride + position / 64], at page * page_stride elements.
-// A lane takes two positions for the scores (neighbouring bytes of transposed keys, no reduction over lanes) and
-// D / 32 dimensions for the values (neighbouring bytes of a row).
+// A lane takes two positions for the scores (neighbouring bytes of transposed keys, no reduction over lanes)
+// and D / 32 dimensions for the values (neighbouring bytes of a row).
 // Splits lie at fixed absolute positions. Their size follows from the row's own length alone: 1 page below
 // medium_from, 4 below long_from, 16 from there; so a row's bits don't depend on its company.
 // Bound: reading the cache once per HEADS query heads.
@@ -27,21 +28,21 @@
 struct AttentionShape {
     uint heads;
     uint kv_heads;
-    uint pairs;          // P: rotated pairs
-    uint stride;         // of a projected row
-    uint table_stride;   // pages per table
-    uint page_stride;    // elements per page, all layers
-    uint layer_offset;   // elements before this layer in a page
-    uint splits;         // capacity of the partial results
-    uint medium_from;    // lengths from which splits are of 4 and of 16 pages
+    uint pairs;         // P: rotated pairs
+    uint stride;        // of a projected row
+    uint table_stride;  // pages per table
+    uint page_stride;   // elements per page, all layers
+    uint layer_offset;  // elements before this layer in a page
+    uint splits;        // capacity of the partial results
+    uint medium_from;   // lengths from which splits are of 4 and of 16 pages
     uint long_from;
     float eps;
 };
 
 constant constexpr const uint kPage = 64u;
 constant constexpr const uint kFinePositions = 512u;
-constant constexpr const uint kSimdgroups = 4u;      // of attend
-constant constexpr const uint kCombineGroups = 8u;   // simdgroups of attend_combine
+constant constexpr const uint kSimdgroups = 4u;     // of attend
+constant constexpr const uint kCombineGroups = 8u;  // simdgroups of attend_combine
 
 inline uint split_pages(uint length, uint medium_from, uint long_from) {
     return length < medium_from ? 1u : length < long_from ? 4u : 16u;
@@ -56,15 +57,14 @@ inline uint split_count(uint length, uint medium_from, uint long_from) {
 inline float shrink(float a, float b) { return a == b ? 1.0f : exp(a - b); }
 
 template <typename Cached, int D>
-[[kernel]] void rotary_append(device Activation* projected [[buffer(0)]], device const float* q_norm [[buffer(1)]],
-                              device const float* k_norm [[buffer(2)]],
-                              device const float2* coarse [[buffer(3)]], device const float2* fine [[buffer(4)]],
-                              device const uint* positions [[buffer(5)]],
-                              device const uint* sequences [[buffer(6)]], device const uint* pages [[buffer(7)]],
-                              device Cached* cache [[buffer(8)]], constant AttentionShape& shape [[buffer(9)]],
-                              uint3 group [[threadgroup_position_in_grid]],
-                              uint simdgroup [[simdgroup_index_in_threadgroup]],
-                              uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void rotary_append(
+    device Activation* projected [[buffer(0)]], device const float* q_norm [[buffer(1)]],
+    device const float* k_norm [[buffer(2)]], device const float2* coarse [[buffer(3)]],
+    device const float2* fine [[buffer(4)]], device const uint* positions [[buffer(5)]],
+    device const uint* sequences [[buffer(6)]], device const uint* pages [[buffer(7)]],
+    device Cached* cache [[buffer(8)]], constant AttentionShape& shape [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
     constexpr int kPerLane = D / 32;
     constexpr int kNormed = 4 * D;
     threadgroup float normed[kNormed];
@@ -77,12 +77,14 @@ template <typename Cached, int D>
                            (is_query ? head * uint(2 * D) : shape.heads * uint(2 * D) + kv_head * uint(D));
     float values[kPerLane];
     float squares = 0.0f;
+#pragma clang loop unroll(full)
     for (int i = 0; i < kPerLane; ++i) {
         values[i] = float(x[lane + 32u * uint(i)]);
         squares = fma(values[i], values[i], squares);
     }
     const float inverse = 1.0f / sqrt(simd_sum(squares) / float(D) + shape.eps);
     threadgroup float* mine = normed + simdgroup * uint(D);
+#pragma clang loop unroll(full)
     for (int i = 0; i < kPerLane; ++i) {
         const uint d = lane + 32u * uint(i);
         values[i] = values[i] * inverse * (is_query ? q_norm[d] : k_norm[d]);
@@ -91,6 +93,7 @@ template <typename Cached, int D>
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint position = positions[row];
     const uint pairs = shape.pairs;
+#pragma clang loop unroll(full)
     for (int i = 0; i < kPerLane; ++i) {
         const uint d = lane + 32u * uint(i);
         if (d < 2u * pairs) {
@@ -100,10 +103,12 @@ template <typename Cached, int D>
             const float cosine = fma(a.x, b.x, -(a.y * b.y));
             const float sine = fma(a.x, b.y, a.y * b.x);
             const float other = mine[d < pairs ? d + pairs : d - pairs];
-            values[i] = d < pairs ? fma(values[i], cosine, -(other * sine)) : fma(values[i], cosine, other * sine);
+            values[i] =
+                d < pairs ? fma(values[i], cosine, -(other * sine)) : fma(values[i], cosine, other * sine);
         }
     }
     if (is_query) {
+#pragma clang loop unroll(full)
         for (int i = 0; i < kPerLane; ++i) x[lane + 32u * uint(i)] = Activation(values[i]);
         return;
     }
@@ -112,6 +117,7 @@ template <typename Cached, int D>
                           kv_head * (2u * kPage * uint(D));
     device Cached* stored = keys + kPage * uint(D) + position % kPage * uint(D);
     device const Activation* v = x + shape.kv_heads * uint(D);
+#pragma clang loop unroll(full)
     for (int i = 0; i < kPerLane; ++i) {
         const uint d = lane + 32u * uint(i);
         keys[d * kPage + position % kPage] = Cached(values[i]);
@@ -120,10 +126,11 @@ template <typename Cached, int D>
 }
 
 template <typename Cached, int D, int HEADS>
-[[kernel]] void attend(device const Activation* projected [[buffer(0)]], device const uint* positions [[buffer(1)]],
-                       device const uint* sequences [[buffer(2)]], device const uint* pages [[buffer(3)]],
-                       device const Cached* cache [[buffer(4)]], device float* partial [[buffer(5)]],
-                       device float2* statistics [[buffer(6)]], constant AttentionShape& shape [[buffer(7)]],
+[[kernel]] void attend(device const Activation* projected [[buffer(0)]],
+                       device const uint* positions [[buffer(1)]], device const uint* sequences [[buffer(2)]],
+                       device const uint* pages [[buffer(3)]], device const Cached* cache [[buffer(4)]],
+                       device float* partial [[buffer(5)]], device float2* statistics [[buffer(6)]],
+                       constant AttentionShape& shape [[buffer(7)]],
                        uint3 group [[threadgroup_position_in_grid]],
                        uint index [[thread_index_in_threadgroup]],
                        uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -156,10 +163,12 @@ template <typename Cached, int D, int HEADS>
     float top[HEADS];
     float total[HEADS];
     float acc[HEADS * kPerLane];
+#pragma clang loop unroll(full)
     for (int h = 0; h < HEADS; ++h) {
         top[h] = -INFINITY;
         total[h] = 0.0f;
     }
+#pragma clang loop unroll(full)
     for (int i = 0; i < HEADS * kPerLane; ++i) acc[i] = 0.0f;
     for (uint page = first_page; page < last_page; ++page) {
         const uint number = pages[sequences[row] * shape.table_stride + page];
@@ -169,6 +178,7 @@ template <typename Cached, int D, int HEADS>
         const uint count = min(kPage, length - page * kPage);
         // Scores of positions 2 lane, 2 lane + 1 over the dimensions of this simdgroup.
         float2 part[HEADS];
+#pragma clang loop unroll(full)
         for (int h = 0; h < HEADS; ++h) part[h] = float2(0.0f);
         if (2u * lane < count) {
             const uint begin = simdgroup * uint(kSlice);
@@ -185,10 +195,12 @@ template <typename Cached, int D, int HEADS>
             }
         }
         threadgroup float2* buffer = scores + page % 2u * (kSimdgroups * uint(HEADS) * 32u);
+#pragma clang loop unroll(full)
         for (int h = 0; h < HEADS; ++h) buffer[(simdgroup * uint(HEADS) + uint(h)) * 32u + lane] = part[h];
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // Every simdgroup joins the four slices and takes the softmax of the page.
         float2 weight[HEADS];
+#pragma clang loop unroll(full)
         for (int h = 0; h < HEADS; ++h) {
             float2 score = buffer[uint(h) * 32u + lane];
             for (uint s = 1u; s < kSimdgroups; ++s) score += buffer[(s * uint(HEADS) + uint(h)) * 32u + lane];
@@ -200,6 +212,7 @@ template <typename Cached, int D, int HEADS>
             weight[h].y = 2u * lane + 1u < count ? exp(score.y - peak) : 0.0f;
             total[h] = fma(total[h], kept, simd_sum(weight[h].x + weight[h].y));
             top[h] = peak;
+#pragma clang loop unroll(full)
             for (int i = 0; i < kPerLane; ++i) acc[h * kPerLane + i] *= kept;
         }
         // Positions simdgroup, simdgroup + 4, ...; a lane has neighbouring dimensions.
@@ -207,6 +220,7 @@ template <typename Cached, int D, int HEADS>
             device const Cached* value = values + j * uint(D) + lane * uint(kPerLane);
             float v[kPerLane];
             if (kPerLane % 4 == 0) {
+#pragma clang loop unroll(full)
                 for (int i = 0; i < kPerLane / 4; ++i) {
                     const vec<Cached, 4> four = ((device const vec<Cached, 4>*)value)[i];
                     v[4 * i] = float(four.x);
@@ -215,17 +229,23 @@ template <typename Cached, int D, int HEADS>
                     v[4 * i + 3] = float(four.w);
                 }
             } else {
+#pragma clang loop unroll(full)
                 for (int i = 0; i < kPerLane; ++i) v[i] = float(value[i]);
             }
+#pragma clang loop unroll(full)
             for (int h = 0; h < HEADS; ++h) {
                 const float w = simd_shuffle(j % 2u == 0u ? weight[h].x : weight[h].y, ushort(j / 2u));
-                for (int i = 0; i < kPerLane; ++i) acc[h * kPerLane + i] = fma(w, v[i], acc[h * kPerLane + i]);
+#pragma clang loop unroll(full)
+                for (int i = 0; i < kPerLane; ++i)
+                    acc[h * kPerLane + i] = fma(w, v[i], acc[h * kPerLane + i]);
             }
         }
     }
     // The four simdgroups in order.
+#pragma clang loop unroll(full)
     for (int h = 0; h < HEADS; ++h) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
         for (int i = 0; i < kPerLane; ++i) {
             joined[simdgroup * uint(D) + lane * uint(kPerLane) + uint(i)] = acc[h * kPerLane + i];
         }
@@ -243,15 +263,12 @@ template <typename Cached, int D, int HEADS>
     }
 }
 
-[[kernel]] void attend_combine(device const float* partial [[buffer(0)]],
-                               device const float2* statistics [[buffer(1)]],
-                               device const Activation* projected [[buffer(2)]],
-                               device const uint* positions [[buffer(3)]], device Activation* out [[buffer(4)]],
-                               constant AttentionShape& shape [[buffer(5)]],
-                               uint3 group [[threadgroup_position_in_grid]],
-                               uint3 groups [[threadgroups_per_grid]],
-                               uint simdgroup [[simdgroup_index_in_threadgroup]],
-                               uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void attend_combine(
+    device const float* partial [[buffer(0)]], device const float2* statistics [[buffer(1)]],
+    device const Activation* projected [[buffer(2)]], device const uint* positions [[buffer(3)]],
+    device Activation* out [[buffer(4)]], constant AttentionShape& shape [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float sums[256];
     threadgroup float totals[8];
     const uint head = group.x;
@@ -284,14 +301,14 @@ template <typename Cached, int D, int HEADS>
     }
 }
 
-#define LILY_ATTEND(cached, dim, heads)                                                      \
-    template [[host_name("attend_" #cached "_d" #dim "_h" #heads)]] [[kernel]] decltype( \
-        attend<cached, dim, heads>) attend<cached, dim, heads>;
-#define LILY_ATTENTION(cached, dim)                                                    \
-    template [[host_name("rotary_append_" #cached "_d" #dim)]] [[kernel]] decltype( \
-        rotary_append<cached, dim>) rotary_append<cached, dim>;                        \
-    LILY_ATTEND(cached, dim, 1)                                                        \
-    LILY_ATTEND(cached, dim, 4)                                                        \
+#define LILY_ATTEND(cached, dim, heads)                                        \
+    template [[host_name("attend_" #cached "_d" #dim "_h" #heads)]] [[kernel]] \
+    decltype(attend<cached, dim, heads>) attend<cached, dim, heads>;
+#define LILY_ATTENTION(cached, dim)                                       \
+    template [[host_name("rotary_append_" #cached "_d" #dim)]] [[kernel]] \
+    decltype(rotary_append<cached, dim>) rotary_append<cached, dim>;      \
+    LILY_ATTEND(cached, dim, 1)                                           \
+    LILY_ATTEND(cached, dim, 4)                                           \
     LILY_ATTEND(cached, dim, 8)
 
 LILY_ATTENTION(bfloat, 32)

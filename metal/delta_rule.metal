@@ -1,9 +1,9 @@
-// Gated DeltaNet of a decode step, for one to eight rows of one sequence: convolution, gates, delta rule and the
-// first half of the gated norm in one launch; the state is read once and written once.
+// Gated DeltaNet of a decode step, for one to eight rows of one sequence: convolution, gates, delta rule and
+// the first half of the gated norm in one launch; the state is read once and written once.
 //
 // Formula per value head h, key head h / (value_heads / key_heads):
 //   mixed = silu(sum over taps of conv[t] input[row - taps + t]), oldest first
-//   q = mixed_q / sqrt(|mixed_q|^2 + 1e-6) / sqrt(key_dim),  k = mixed_k / sqrt(|mixed_k|^2 + 1e-6)
+//   q = mixed_q / sqrt(|mixed_q|^2 + eps) / sqrt(key_dim),  k = mixed_k / sqrt(|mixed_k|^2 + eps)
 //   decay = exp(-exp(a_log) softplus(a + dt_bias)),  beta = sigmoid(b)
 //   d = beta (v - decay S^T k);  S <- decay S + k d^T;  o = S^T q
 //   out = o norm silu(z), and squares[row, h, slice] = sum of o^2 over the slice's columns: project_add_heads
@@ -11,11 +11,11 @@
 // projected [rows, stride]: q | k | v (channels) | z | b | a. state fp32 [value_heads, value_dim, key_dim].
 // history [16, channels]: the inputs of position p lie at p % 16. A launch reads the conv_width - 1 positions
 // before its rows and writes its rows' own, never the same ones, so no copy is shifted, threadgroups don't
-// race, and up to 16 - conv_width + 1 rows can be taken back by position alone.
+// race, and rows can be taken back by position alone.
 // Launch: (value_dim / 16, value_heads) threadgroups of 128 threads: 256 for 32 heads of 128. A simdgroup has
-// four columns of the state, a lane key_dim / 32 keys of each, in registers through all rows; sums over keys are
-// simd_sum. Kernels by key_dim / 32 and by the rows they have room for; the rows' bits don't depend on either.
-// Bound: reading and writing the state. The convolution of q and k is done again by each threadgroup of a head.
+// four columns of the state, a lane key_dim / 32 keys of each, in registers through all rows; sums over keys
+// are simd_sum. Kernels by key_dim / 32 and by the rows they have room for; the bits depend on neither.
+// Bound: reading and writing the state. Each threadgroup of a head repeats the convolution of q and k.
 #include "common/numbers.h"
 
 struct DeltaShape {
@@ -45,12 +45,11 @@ template <int KEYS, int M>
                            device const uint* positions [[buffer(9)]],
                            constant DeltaShape& shape [[buffer(10)]],
                            uint3 group [[threadgroup_position_in_grid]],
-                           uint3 groups [[threadgroups_per_grid]],
-                           uint index [[thread_index_in_threadgroup]],
+                           uint3 groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
                            uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kDim = 32u * uint(KEYS);             // key_dim
-    constexpr uint kMixed = 2u * kDim + kColumns;       // q | k | the slice of v
+    constexpr uint kDim = 32u * uint(KEYS);        // key_dim
+    constexpr uint kMixed = 2u * kDim + kColumns;  // q | k | the slice of v
     constexpr uint kAllMixed = kMixed * uint(M);
     constexpr uint kAllSquares = 4u * uint(M);
     threadgroup float mixed[kAllMixed];
@@ -70,7 +69,7 @@ template <int KEYS, int M>
     for (uint i = index; i < shape.rows * kMixed; i += kThreads) {
         const uint row = i / kMixed;
         const uint at = i % kMixed;
-        const uint channel = at < kDim       ? key_head * kDim + at
+        const uint channel = at < kDim        ? key_head * kDim + at
                              : at < 2u * kDim ? keys + key_head * kDim + at - kDim
                                               : 2u * keys + first_column + at - 2u * kDim;
         float acc = 0.0f;
@@ -85,21 +84,25 @@ template <int KEYS, int M>
         }
         mixed[i] = silu(acc);
         if (at >= 2u * kDim || keeps_keys) {
-            history[(position + row) % kHistory * channels + channel] = projected[row * shape.stride + channel];
+            history[(position + row) % kHistory * channels + channel] =
+                projected[row * shape.stride + channel];
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = simdgroup; i < 2u * shape.rows; i += 4u) {
         threadgroup float* x = mixed + i / 2u * kMixed + i % 2u * kDim + lane * uint(KEYS);
         float length = 0.0f;
+#pragma clang loop unroll(full)
         for (int j = 0; j < KEYS; ++j) length = fma(x[j], x[j], length);
         float inverse = 1.0f / sqrt(simd_sum(length) + shape.eps);
         if (i % 2u == 0u) inverse *= 1.0f / sqrt(float(kDim));
+#pragma clang loop unroll(full)
         for (int j = 0; j < KEYS; ++j) x[j] = x[j] * inverse;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     device float* own = state + (first_column + simdgroup * uint(kOwn)) * kDim + lane * uint(KEYS);
     float s[kOwn * KEYS];
+#pragma clang loop unroll(full)
     for (int c = 0; c < kOwn; ++c) {
         if (KEYS == 4) {
             const float4 four = *(device const float4*)(own + uint(c) * kDim);
@@ -108,6 +111,7 @@ template <int KEYS, int M>
             s[c * KEYS + 2 % KEYS] = four.z;
             s[c * KEYS + 3 % KEYS] = four.w;
         } else {
+#pragma clang loop unroll(full)
             for (int j = 0; j < KEYS; ++j) s[c * KEYS + j] = own[uint(c) * kDim + uint(j)];
         }
     }
@@ -120,18 +124,22 @@ template <int KEYS, int M>
         threadgroup const float* x = mixed + row * kMixed;
         float q[KEYS];
         float k[KEYS];
+#pragma clang loop unroll(full)
         for (int j = 0; j < KEYS; ++j) {
             q[j] = x[lane * uint(KEYS) + uint(j)];
             k[j] = x[kDim + lane * uint(KEYS) + uint(j)];
         }
         float total = 0.0f;
+#pragma clang loop unroll(full)
         for (int c = 0; c < kOwn; ++c) {
             float recalled = 0.0f;
+#pragma clang loop unroll(full)
             for (int j = 0; j < KEYS; ++j) recalled = fma(s[c * KEYS + j], k[j], recalled);
             recalled = simd_sum(recalled);
             const float v = x[2u * kDim + simdgroup * uint(kOwn) + uint(c)];
             const float delta = beta * fma(-decay, recalled, v);
             float o = 0.0f;
+#pragma clang loop unroll(full)
             for (int j = 0; j < KEYS; ++j) {
                 const float faded = decay * s[c * KEYS + j];
                 s[c * KEYS + j] = fma(k[j], delta, faded);
@@ -148,11 +156,13 @@ template <int KEYS, int M>
         }
         if (lane == 0u) slice_squares[row * 4u + simdgroup] = total;
     }
+#pragma clang loop unroll(full)
     for (int c = 0; c < kOwn; ++c) {
         if (KEYS == 4) {
-            *(device float4*)(own + uint(c) * kDim) = float4(s[c * KEYS], s[c * KEYS + 1 % KEYS],
-                                                             s[c * KEYS + 2 % KEYS], s[c * KEYS + 3 % KEYS]);
+            *(device float4*)(own + uint(c) * kDim) =
+                float4(s[c * KEYS], s[c * KEYS + 1 % KEYS], s[c * KEYS + 2 % KEYS], s[c * KEYS + 3 % KEYS]);
         } else {
+#pragma clang loop unroll(full)
             for (int j = 0; j < KEYS; ++j) own[uint(c) * kDim + uint(j)] = s[c * KEYS + j];
         }
     }
@@ -164,9 +174,9 @@ template <int KEYS, int M>
     }
 }
 
-#define LILY_DELTA(keys, rows)                                                                \
-    template [[host_name("delta_rule_k" #keys "_m" #rows)]] [[kernel]] decltype( \
-        delta_rule<keys, rows>) delta_rule<keys, rows>;
+#define LILY_DELTA(keys, rows)                                         \
+    template [[host_name("delta_rule_k" #keys "_m" #rows)]] [[kernel]] \
+    decltype(delta_rule<keys, rows>) delta_rule<keys, rows>;
 
 LILY_DELTA(1, 1)
 LILY_DELTA(1, 8)

@@ -1,17 +1,19 @@
 // Mixture of experts of a decode step: three launches, three stages.
 //
-// route         normed = x / sqrt(mean(x^2) + eps) * gain;  logits = W normed, fp32, with the shared expert's
-//               gate as the last row of W [experts + 1, K]. Launch: ceil((experts + 1) / 16) threadgroups of 256
-//               threads; the first one writes `normed`.
+// route         normed = x / sqrt(mean(x^2) + eps) * gain;  logits = W normed, fp32, the shared expert's gate
+//               being the last row of W [experts + 1, K].
+//               Launch: ceil((experts + 1) / (16 R')) threadgroups of 256 threads, R' = 1; the first one
+//               writes `normed`.
 // experts_up    the top_k experts of a row by logit (lower number first among equals), then per slot
-//               out[slot, n] = silu((gate_e x)_n) * (up_e x)_n; the shared expert is slot top_k. Every threadgroup
-//               picks the experts again: 256 logits are 1 KiB, a launch of its own would be a stage. The first
-//               writes routing [weights top_k | experts top_k | sigmoid of the shared gate] for experts_down.
-//               Weights [experts, 2 width, K], gate above up. Launch: (ceil(width / 32), slots, rows) of 256.
+//               out[slot] = silu(gate_e x) * (up_e x); the shared expert is slot top_k. Every threadgroup
+//               picks the experts again: 256 logits are 1 KiB, a launch of its own would be a stage. The
+//               first writes routing [weights top_k | experts top_k | sigmoid of the shared gate].
+//               Weights [experts, 2 width, K], gate above up.
+//               Launch: (ceil(width / 32), slots, rows) threadgroups of 256 threads.
 // experts_down  residual[n] += sum over slots of weight_slot (down_e act_slot)_n, slots ascending, the shared
 //               expert last: one product with K' = slots * width columns whose rows change with the slot, the
-//               weights folded into the staged input.
-//               Weights [experts, N, width]. Launch: (ceil(N / (4 simdgroups)), 1, rows); 4 simdgroups.
+//               weights folded into the staged input. Weights [experts, N, width].
+//               Launch: (ceil(N / (4 simdgroups)), 1, rows), 4 simdgroups.
 // A launch takes slots [first_slot, first_slot + slots): if the shared expert has other bits than the routed
 // ones, it is a launch of its own. Rows are independent: a row's bits don't depend on the others.
 // Bound: reading the chosen experts once per row.
@@ -28,21 +30,21 @@ struct RouteShape {
 struct ExpertShape {
     uint experts;
     uint top_k;
-    uint normalize;           // routing weights of the chosen experts sum to 1
-    uint shared;              // 1 if there is a shared expert
-    uint first_slot;          // slots of this launch
+    uint normalize;   // routing weights of the chosen experts sum to 1
+    uint shared;      // 1 if there is a shared expert
+    uint first_slot;  // slots of this launch
     uint slots;
-    uint width;               // of a routed expert
+    uint width;  // of a routed expert
     uint shared_width;
-    uint stride;              // max(width, shared_width): of a slot in the activation
-    uint all_slots;           // top_k + shared: a row of the activation is all_slots * stride
-    uint hidden;              // K of up, N of down
+    uint stride;     // max(width, shared_width): of a slot in the activation
+    uint all_slots;  // top_k + shared: a row of the activation is all_slots * stride
+    uint hidden;     // K of up, N of down
     uint group_shift;
     uint shared_group_shift;
 };
 
 constant constexpr const uint kMaxTopK = 32u;
-constant constexpr const int kLaneKeys = 16;        // up to 512 experts
+constant constexpr const int kLaneKeys = 16;         // up to 512 experts
 constant constexpr const uint kDownColumns = 4608u;  // staged activation: nine slots of 512
 
 template <int BITS, int M, int WANTED>
@@ -64,14 +66,17 @@ template <int BITS, int M, int WANTED>
     threadgroup float partial[kPartials];
     const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
     uint sources[M];
     float squares[M];
+#pragma clang loop unroll(full)
     for (int m = 0; m < M; ++m) {
         sources[m] = uint(m);
         squares[m] = 0.0f;
     }
     float acc[R * M];
+#pragma clang loop unroll(full)
     for (int i = 0; i < R * M; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
@@ -84,7 +89,9 @@ template <int BITS, int M, int WANTED>
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             const float total = sum_row(acc[r * M + m]);
             const uint row = first + uint(r);
@@ -94,6 +101,7 @@ template <int BITS, int M, int WANTED>
         }
     }
     if (group == 0u) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             if (uint(m) >= shape.rows) break;
             for (uint k = index; k < shape.cols; k += threads) {
@@ -193,11 +201,13 @@ template <int BITS, int R>
     device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
     const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[2 * R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
         rows[r] = min(first + uint(r), width - 1u);
         rows[R + r] = width + rows[r];
     }
     float acc[2 * R];
+#pragma clang loop unroll(full)
     for (int i = 0; i < 2 * R; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.hidden; begin += kTile) {
         const uint count = min(kTile, shape.hidden - begin);
@@ -210,6 +220,7 @@ template <int BITS, int R>
         multiply_tile<BITS, 2 * R, 1>(w, s, b, rows, shape.hidden, group_shift, begin, count, kTile / kChunk,
                                       staged, sums, lane, acc);
     }
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
         const float gate = sum_row(acc[r]);
         const float up = sum_row(acc[R + r]);
@@ -241,8 +252,10 @@ template <int BITS, int R>
     device const float* route = routing + row * (2u * shape.top_k + shape.shared);
     const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.hidden - 1u);
     float acc[R];
+#pragma clang loop unroll(full)
     for (int i = 0; i < R; ++i) acc[i] = 0.0f;
     const uint end = shape.first_slot + shape.slots;
     uint slot = shape.first_slot;  // where the next fill starts
@@ -277,8 +290,8 @@ template <int BITS, int R>
             const uint count = min(width - column, kDownColumns - used);
             const ulong expert = is_shared ? 0ul : ulong(route[shape.top_k + slot]);
             const ulong skipped = expert * ulong(shape.hidden);
-            device const uint4* w = (is_shared ? shared_codes : codes) +
-                                    skipped * ulong(width / kChunk * uint(BITS / 4));
+            device const uint4* w =
+                (is_shared ? shared_codes : codes) + skipped * ulong(width / kChunk * uint(BITS / 4));
             const ulong skipped_groups = skipped * ulong(width >> group_shift);
             device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
             device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
@@ -293,6 +306,7 @@ template <int BITS, int R>
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
         const float total = sum_row(acc[r]);
         const uint n = first + uint(r);
@@ -303,16 +317,18 @@ template <int BITS, int R>
     }
 }
 
-#define LILY_ROUTE(bits, rows)                                                                      \
-    template [[host_name("route_b" #bits "_m" #rows)]] [[kernel]] decltype(route<bits, rows, 1>) route< \
-        bits, rows, 1>;
-#define LILY_EXPERTS(bits)                                                                                  \
-    LILY_ROUTE(bits, 1)                                                                                     \
-    LILY_ROUTE(bits, 2)                                                                                     \
-    LILY_ROUTE(bits, 4)                                                                                     \
-    LILY_ROUTE(bits, 8)                                                                                     \
-    template [[host_name("experts_up_b" #bits)]] [[kernel]] decltype(experts_up<bits, 2>) experts_up<bits, 2>; \
-    template [[host_name("experts_down_b" #bits)]] [[kernel]] decltype(experts_down<bits, 2>) experts_down<bits, 2>;
+#define LILY_ROUTE(bits, rows)                                    \
+    template [[host_name("route_b" #bits "_m" #rows)]] [[kernel]] \
+    decltype(route<bits, rows, 1>) route<bits, rows, 1>;
+#define LILY_EXPERTS(bits)                                    \
+    LILY_ROUTE(bits, 1)                                       \
+    LILY_ROUTE(bits, 2)                                       \
+    LILY_ROUTE(bits, 4)                                       \
+    LILY_ROUTE(bits, 8)                                       \
+    template [[host_name("experts_up_b" #bits)]] [[kernel]]   \
+    decltype(experts_up<bits, 2>) experts_up<bits, 2>;        \
+    template [[host_name("experts_down_b" #bits)]] [[kernel]] \
+    decltype(experts_down<bits, 2>) experts_down<bits, 2>;
 
 LILY_EXPERTS(4)
 LILY_EXPERTS(8)

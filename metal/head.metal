@@ -1,7 +1,7 @@
 // The ends of a decode step: embedding, head with greedy choice.
 //
-// embed   residual[m] = row tokens[m] of the table, fp32. Launch: (ceil(hidden / 32 / 32), rows) of 32 threads;
-//         a thread takes 32 columns.
+// embed   residual[m] = row tokens[m] of the table, fp32.
+//         Launch: (ceil(hidden / 1024), rows) threadgroups of 32 threads; a thread takes 32 columns.
 // head    hidden[m] = x / sqrt(mean(x^2) + eps) * gain of row sources[m];  logits[m, n] = W hidden[m], fp32;
 //         logits are written only if asked for. Each threadgroup leaves its best (order key, token) per row.
 //         Launch: ceil(N / (16 R')) threadgroups of 256 threads, R' = 4, 4, 4, 2 for M = 1, 2, 4, 8; partials
@@ -39,12 +39,13 @@ template <int BITS>
     const uint token = tokens[position.y];
     const ulong row = ulong(token) * ulong(shape.hidden / kChunk * uint(kVectors));
     uint4 words[kVectors];
+#pragma clang loop unroll(full)
     for (int v = 0; v < kVectors; ++v) words[v] = codes[row + ulong(position.x * uint(kVectors) + uint(v))];
     float scale = 1.0f;
     float bias = 0.0f;
     if (BITS < 16) {
-        const ulong group = ulong(token) * ulong(shape.hidden >> shape.group_shift) +
-                            ulong(column >> shape.group_shift);
+        const ulong group =
+            ulong(token) * ulong(shape.hidden >> shape.group_shift) + ulong(column >> shape.group_shift);
         scale = float(scales[group]);
         bias = float(biases[group]);
     }
@@ -52,8 +53,9 @@ template <int BITS>
 #pragma clang loop unroll(full)
     for (int i = 0; i < 8; ++i) {
         const float4 q = decode<BITS>(words, i);
-        out[i] = float4(fma(scale, q.x * code_weight<BITS>(0u), bias), fma(scale, q.y * code_weight<BITS>(1u), bias),
-                        fma(scale, q.z * code_weight<BITS>(2u), bias), fma(scale, q.w * code_weight<BITS>(3u), bias));
+        out[i] = float4(
+            fma(scale, q.x * code_weight<BITS>(0u), bias), fma(scale, q.y * code_weight<BITS>(1u), bias),
+            fma(scale, q.z * code_weight<BITS>(2u), bias), fma(scale, q.w * code_weight<BITS>(3u), bias));
     }
 }
 
@@ -78,14 +80,17 @@ template <int BITS, int M, int WANTED>
     threadgroup uint2 candidates[kPartials];
     const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
     uint source[M];
     float squares[M];
+#pragma clang loop unroll(full)
     for (int m = 0; m < M; ++m) {
         source[m] = uint(m) < shape.rows ? sources[m] : 0u;
         squares[m] = 0.0f;
     }
     float acc[R * M];
+#pragma clang loop unroll(full)
     for (int i = 0; i < R * M; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
@@ -99,9 +104,11 @@ template <int BITS, int M, int WANTED>
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
     const uint simdgroups = threads / 32u;
+#pragma clang loop unroll(full)
     for (int m = 0; m < M; ++m) {
         uint key = 0u;
         uint token = 0xffffffffu;
+#pragma clang loop unroll(full)
         for (int r = 0; r < R; ++r) {
             const float logit = sum_row(acc[r * M + m]) * inverse[m];
             const uint row = first + uint(r);
@@ -130,6 +137,7 @@ template <int BITS, int M, int WANTED>
         best[index * shape.groups + group] = winner;
     }
     if (group == 0u) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             if (uint(m) >= shape.rows) break;
             for (uint k = index; k < shape.cols; k += threads) {
@@ -173,13 +181,15 @@ template <int BITS, int M, int WANTED>
     }
 }
 
-#define LILY_HEAD(bits, rows) \
-    template [[host_name("head_b" #bits "_m" #rows)]] [[kernel]] decltype(head<bits, rows, 4>) head<bits, rows, 4>;
-#define LILY_ENDS(bits)                                                                       \
-    template [[host_name("embed_b" #bits)]] [[kernel]] decltype(embed<bits>) embed<bits>; \
-    LILY_HEAD(bits, 1)                                                                        \
-    LILY_HEAD(bits, 2)                                                                        \
-    LILY_HEAD(bits, 4)                                                                        \
+#define LILY_HEAD(bits, rows)                                    \
+    template [[host_name("head_b" #bits "_m" #rows)]] [[kernel]] \
+    decltype(head<bits, rows, 4>) head<bits, rows, 4>;
+#define LILY_ENDS(bits)                                \
+    template [[host_name("embed_b" #bits)]] [[kernel]] \
+    decltype(embed<bits>) embed<bits>;                 \
+    LILY_HEAD(bits, 1)                                 \
+    LILY_HEAD(bits, 2)                                 \
+    LILY_HEAD(bits, 4)                                 \
     LILY_HEAD(bits, 8)
 
 LILY_ENDS(4)

@@ -5,11 +5,12 @@
 //               its binding offset on: q|k|v and qkv|z|b|a are matrices with stacked rows.
 //               Launch: ceil(N / (16 R')) threadgroups of 256 threads, R' = 4, 4, 4, 2 for M = 1, 2, 4, 8.
 // norm_gate_up  out[m, n] = silu(gate_n n_m) * (up_n n_m); W = [gate; up], 2 N rows.
-//               Launch: ceil(N / (16 R')) of 256 threads, R' = 2, 2, 2, 1.
-// project_add   residual[m, n] += W x_m. Launch: ceil(N / (2 R' simdgroups)), R' = 2; 4 simdgroups for N = 2048.
+//               Launch: ceil(N / (16 R')) threadgroups of 256 threads, R' = 2, 2, 2, 1.
+// project_add   residual[m, n] += W x_m.
+//               Launch: ceil(N / (2 R' simdgroups)) threadgroups, R' = 2; 4 simdgroups for N = 2048.
 // project_add_heads  the same with x_m divided by the root mean square of each head, from the sums of squares
 //               that delta_rule leaves (squares [rows, heads, slices]): the second half of the gated norm.
-// Bound: reading W once. The threads of the norm kernels are fixed at 256: the sum of squares depends on them.
+// Bound: reading W once. The norm kernels have 256 threads always: the sum of squares depends on them.
 #include "common/few_rows.h"
 
 struct ProjectShape {
@@ -31,15 +32,13 @@ struct HeadNorm {
 constant constexpr const uint kMaxHeads = 64u;
 
 template <int BITS, int M, int WANTED>
-[[kernel]] void norm_project(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                             device const Scale* biases [[buffer(2)]],
-                             device const float* input [[buffer(3)]], device const float* gain [[buffer(4)]],
-                             device Activation* out [[buffer(5)]], constant ProjectShape& shape [[buffer(6)]],
-                             uint group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint threads [[threads_per_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void norm_project(
+    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
+    device const float* gain [[buffer(4)]], device Activation* out [[buffer(5)]],
+    constant ProjectShape& shape [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr int R = row_block(WANTED, M);
     constexpr uint kTile = tile_columns(M);
     constexpr uint kVectors = staged_vectors(kTile) * uint(M);
@@ -50,14 +49,17 @@ template <int BITS, int M, int WANTED>
     threadgroup float partial[kPartials];
     const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
     uint sources[M];
     float squares[M];
+#pragma clang loop unroll(full)
     for (int m = 0; m < M; ++m) {
         sources[m] = uint(m);
         squares[m] = 0.0f;
     }
     float acc[R * M];
+#pragma clang loop unroll(full)
     for (int i = 0; i < R * M; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
@@ -70,7 +72,9 @@ template <int BITS, int M, int WANTED>
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             const float total = sum_row(acc[r * M + m]);
             const uint row = first + uint(r);
@@ -82,15 +86,13 @@ template <int BITS, int M, int WANTED>
 }
 
 template <int BITS, int M, int WANTED>
-[[kernel]] void norm_gate_up(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                             device const Scale* biases [[buffer(2)]],
-                             device const float* input [[buffer(3)]], device const float* gain [[buffer(4)]],
-                             device Activation* out [[buffer(5)]], constant ProjectShape& shape [[buffer(6)]],
-                             uint group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint threads [[threads_per_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void norm_gate_up(
+    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
+    device const float* gain [[buffer(4)]], device Activation* out [[buffer(5)]],
+    constant ProjectShape& shape [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr int R = row_block(2 * WANTED, M) / 2;  // outputs; twice as many weight rows
     constexpr uint kTile = tile_columns(M);
     constexpr uint kVectors = staged_vectors(kTile) * uint(M);
@@ -101,17 +103,20 @@ template <int BITS, int M, int WANTED>
     threadgroup float partial[kPartials];
     const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[2 * R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
         rows[r] = min(first + uint(r), shape.outputs - 1u);
         rows[R + r] = shape.outputs + rows[r];
     }
     uint sources[M];
     float squares[M];
+#pragma clang loop unroll(full)
     for (int m = 0; m < M; ++m) {
         sources[m] = uint(m);
         squares[m] = 0.0f;
     }
     float acc[2 * R * M];
+#pragma clang loop unroll(full)
     for (int i = 0; i < 2 * R * M; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
@@ -119,12 +124,14 @@ template <int BITS, int M, int WANTED>
         stage_gained<BITS, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk,
                               index, threads, (threadgroup float*)staged, sums, squares);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, 2 * R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
-                                      kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<BITS, 2 * R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin,
+                                      count, kTile / kChunk, staged, sums, lane, acc);
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             const float gate = sum_row(acc[r * M + m]) * inverse[m];
             const float up = sum_row(acc[(R + r) * M + m]) * inverse[m];
@@ -146,14 +153,17 @@ inline void add_projection(device const uint4* codes, device const Scale* scales
     constexpr uint kTile = tile_columns(M);
     const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
     uint rows[R];
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
     float acc[R * M];
+#pragma clang loop unroll(full)
     for (int i = 0; i < R * M; ++i) acc[i] = 0.0f;
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint j = index; j < count; j += threads) {
             const uint column = begin + j;
+#pragma clang loop unroll(full)
             for (int m = 0; m < M; ++m) {
                 float x = 0.0f;
                 if (uint(m) < shape.rows) {
@@ -169,7 +179,9 @@ inline void add_projection(device const uint4* codes, device const Scale* scales
         multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
                                   kTile / kChunk, staged, sums, lane, acc);
     }
+#pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
+#pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             const float total = sum_row(acc[r * M + m]);
             const uint row = first + uint(r);
@@ -226,9 +238,9 @@ template <int BITS, int M, int WANTED>
                                           lane);
 }
 
-#define LILY_PROJECTION(name, bits, rows, wanted)                           \
-    template [[host_name(#name "_b" #bits "_m" #rows)]] [[kernel]] decltype( \
-        name<bits, rows, wanted>) name<bits, rows, wanted>;
+#define LILY_PROJECTION(name, bits, rows, wanted)                  \
+    template [[host_name(#name "_b" #bits "_m" #rows)]] [[kernel]] \
+    decltype(name<bits, rows, wanted>) name<bits, rows, wanted>;
 #define LILY_PROJECTION_ROWS(name, bits, wanted) \
     LILY_PROJECTION(name, bits, 1, wanted)       \
     LILY_PROJECTION(name, bits, 2, wanted)       \

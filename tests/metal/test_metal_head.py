@@ -99,13 +99,46 @@ def test_logits_are_written_only_if_wanted(sim: Any, kernels: Any, rng: Any) -> 
     assert silent[2].tolist() == spoken[2].tolist()
 
 
-@pytest.mark.parametrize("best", [[5, 300], [63, 64], [299, 300], [0, 332]])
+@pytest.mark.parametrize("best", [[5, 300], [63, 64], [299, 300], [0, 332], [5, 20]])
 def test_the_lowest_of_equal_tokens_wins(sim: Any, kernels: Any, rng: Any, best: list[int]) -> None:
-    """Equal weight rows give equal logits, in one threadgroup or in two."""
+    """Equal weight rows give equal logits, in one simdgroup, in two, or in two threadgroups."""
     weights = quantised(rng, 333, 64, 16)
     x = np.ones((1, 64), np.float32)
     weights.codes[best] = 1
     assert head(sim, kernels("head"), weights, x, x[0], np.arange(1))[2].tolist() == [best[0]]
+
+
+@pytest.mark.parametrize("places", [[3, 259, 515], [599], [40, 41], [0, 256]])
+def test_argmax_takes_the_lowest_token_of_many_partials(
+    sim: Any, kernels: Any, rng: Any, places: list[int]
+) -> None:
+    """More partials than threads; tokens needn't ascend with the threadgroups."""
+    partials = np.stack([rng.integers(1, 1000, (2, 600)), rng.permutation(1200).reshape(2, 600)], -1)
+    partials[0, places, 0] = 5000
+    best = sim.buffer(partials.astype(np.uint32), "best")
+    positions = sim.buffer(np.array([7, 8], np.uint32))
+
+    def compute() -> Array:
+        tokens, keys = sim.buffer(8, "tokens"), sim.buffer(8, "keys")
+        arguments = {0: best, 1: tokens, 2: keys, 3: positions, 4: np.uint32(600), 5: np.uint32(0)}
+        run(
+            sim,
+            {
+                "library": kernels("head"),
+                "kernel": "argmax",
+                "arguments": arguments,
+                "groups": 2,
+                "group": 256,
+            },
+        )
+        return np.stack([tokens.array(np.uint32), keys.array(np.uint32)])
+
+    found = on_every_seed(sim, compute)
+    for row in range(2):
+        key = partials[row, :, 0].max()
+        token = partials[row, partials[row, :, 0] == key, 1].min()
+        assert found[:, row].tolist() == [token, key]
+    assert positions.array(np.uint32).tolist() == [7, 8]
 
 
 def test_a_nan_logit_is_the_choice(sim: Any, kernels: Any, rng: Any) -> None:
