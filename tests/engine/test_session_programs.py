@@ -23,6 +23,7 @@ class SessionPrograms(RuleBasedStateMachine):
 
     engine: lily_py.Engine
     reference: lily_py.Engine
+    saved: Path
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +94,16 @@ class SessionPrograms(RuleBasedStateMachine):
         self.sessions.remove(entry)
         self.touched = None
 
+    @rule(data=st.data(), elsewhere=st.booleans())
+    def save_and_load(self, data: st.DataObject, elsewhere: bool) -> None:
+        session, tokens = self.pick(data)
+        session.save(self.saved)
+        if elsewhere and len(self.sessions) < 4:
+            self.touched = (self.engine.load_session(self.saved), list(tokens))
+            self.sessions.append(self.touched)
+        else:
+            session.load(self.saved)
+
     @rule(data=st.data(), suffix=st.integers(1, 20), seed=st.integers(0, 5))
     def request(self, data: st.DataObject, suffix: int, seed: int) -> None:
         _, tokens = self.pick(data)
@@ -120,10 +131,11 @@ class SessionPrograms(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("shape", ["moe_tied", "gdn_ratio3"])
-def test_random_programs_equal_cold_runs(tiny: Any, shape: str) -> None:
+def test_random_programs_equal_cold_runs(tiny: Any, shape: str, tmp_path: Path) -> None:
     folder: Path = tiny(shape, "mlx-4bit-g64")
     with load(folder, snapshot_interval=24) as engine, load(folder, cache_bytes=0) as reference:
         SessionPrograms.engine, SessionPrograms.reference = engine, reference
+        SessionPrograms.saved = tmp_path / "session"
         machine = SessionPrograms.TestCase
         machine.settings = settings(
             max_examples=60,
