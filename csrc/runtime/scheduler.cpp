@@ -19,8 +19,8 @@ using namespace std::chrono_literals;
 constexpr int64_t kSharedRows = 64;
 // Someone who decoded this long ago may still be decoding, for a reader that takes its time.
 constexpr auto kDecodingFor = 2s;
-// How long a pass waits for those who are expected: half of what the last one took, within these bounds.
-constexpr auto kLeastPatience = 2ms;
+// How long a pass waits for those who are expected: what the last one took, for a wait in vain then costs no
+// more than a pass of their own would; a small model doesn't wait for threads to wake up.
 constexpr auto kMostPatience = 10ms;
 
 // Rows of a job, among those in this pass, whose logits are wanted: the last of them.
@@ -125,7 +125,7 @@ void Scheduler::pass(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     ++passes_;
     passed_ = Clock::now();
-    patience_ = std::clamp<Clock::duration>((passed_ - begun) / 2, kLeastPatience, kMostPatience);
+    patience_ = std::min<Clock::duration>(passed_ - begun, kMostPatience);
     for (Job* job : taken_) {
         const auto found = members_.find(job->sequence);
         if (found != members_.end()) {
