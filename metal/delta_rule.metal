@@ -33,9 +33,6 @@ constant constexpr const uint kHistory = 16u;  // remembered positions
 constant constexpr const int kOwn = 4;         // columns of a simdgroup
 constant constexpr const uint kThreads = 128u;
 
-// log(1 + e^x) without overflow, exact to fp32 rounding of its larger part
-inline float softplus(float x) { return max(x, 0.0f) + log(1.0f + exp(-abs(x))); }
-
 template <int KEYS, int M>
 [[kernel]] void delta_rule(device const Activation* projected [[buffer(0)]],
                            device const float* conv [[buffer(1)]], device const float* a_log [[buffer(2)]],

@@ -17,6 +17,7 @@
 // A launch takes slots [first_slot, first_slot + slots): if the shared expert has other bits than the routed
 // ones, it is a launch of its own. Rows are independent: a row's bits don't depend on the others.
 // Bound: reading the chosen experts once per row.
+#include "common/choose_experts.h"
 #include "common/few_rows.h"
 
 struct RouteShape {
@@ -43,8 +44,6 @@ struct ExpertShape {
     uint shared_group_shift;
 };
 
-constant constexpr const uint kMaxTopK = 32u;
-constant constexpr const int kLaneKeys = 16;         // up to 512 experts
 constant constexpr const uint kDownColumns = 4608u;  // staged activation: nine slots of 512
 
 template <int BITS, int M, int WANTED>
@@ -110,50 +109,6 @@ template <int BITS, int M, int WANTED>
             }
         }
     }
-}
-
-// The top_k experts of a row and their weights, by one simdgroup.
-inline void choose_experts(device const float* logits, constant ExpertShape& shape, uint lane,
-                           threadgroup uint* chosen, threadgroup float* weights) {
-    uint keys[kLaneKeys];
-    float all = 0.0f;
-    float top = -INFINITY;
-#pragma clang loop unroll(full)
-    for (int j = 0; j < kLaneKeys; ++j) {
-        const uint expert = lane + 32u * uint(j);
-        keys[j] = expert < shape.experts ? order_key(logits[expert]) : 0u;
-        if (expert < shape.experts) top = max(top, logits[expert]);
-    }
-    if (shape.normalize == 0u) {
-        top = simd_max(top);
-        for (uint expert = lane; expert < shape.experts; expert += 32u) all += exp(logits[expert] - top);
-        all = simd_sum(all);
-    }
-    float mine = 0.0f;
-    float total = 0.0f;
-    for (uint slot = 0u; slot < shape.top_k; ++slot) {
-        uint best = 0u;
-#pragma clang loop unroll(full)
-        for (int j = 0; j < kLaneKeys; ++j) best = max(best, keys[j]);
-        best = simd_max(best);
-        uint expert = 0xffffffffu;
-#pragma clang loop unroll(full)
-        for (int j = 0; j < kLaneKeys; ++j) {
-            if (keys[j] == best) expert = min(expert, lane + 32u * uint(j));
-        }
-        expert = simd_min(expert);
-#pragma clang loop unroll(full)
-        for (int j = 0; j < kLaneKeys; ++j) {
-            if (lane + 32u * uint(j) == expert) keys[j] = 0u;
-        }
-        const float value = key_value(best);
-        if (slot == 0u) top = value;
-        const float weight = exp(value - top);
-        total += weight;
-        if (lane == slot) mine = weight;
-        if (lane == 0u) chosen[slot] = expert;
-    }
-    if (lane < shape.top_k) weights[lane] = mine / (shape.normalize != 0u ? total : all);
 }
 
 template <int BITS, int R>

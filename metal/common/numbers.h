@@ -24,6 +24,9 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 
 inline float silu(float x) { return x / (1.0f + exp(-x)); }
 
+// log(1 + e^x) without overflow, exact to fp32 rounding of its larger part
+inline float softplus(float x) { return max(x, 0.0f) + log(1.0f + exp(-abs(x))); }
+
 // Unsigned numbers in the order of the floats, never 0; NaN is above all, and both zeros are equal.
 inline uint order_key(float x) {
     if (isnan(x)) return 0xffffffffu;
