@@ -1,0 +1,203 @@
+#include "backend/metal/weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <thread>
+
+#include "backend/metal/choices.h"
+#include "base/error.h"
+#include "base/numeric.h"
+
+namespace lily::metal {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kMostPerBuffer = size_t{4} << 30;
+constexpr size_t kPiece = size_t{8} << 20;  // of a copy, for one reader at a time
+constexpr unsigned kMostReaders = 8;
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::string format_name(const Matrix& m) {
+    switch (m.format) {
+        case Format::plain:
+            return m.dtype == Dtype::bf16 ? "bf16" : m.dtype == Dtype::f16 ? "fp16" : "fp32";
+        case Format::affine:
+            return "affine " + std::to_string(m.bits) + "-bit in groups of " + std::to_string(m.group);
+        case Format::mxfp4:
+            return "mxfp4";
+        case Format::mxfp8:
+            return "mxfp8";
+        case Format::nvfp4:
+            return "nvfp4";
+    }
+    return "unknown";
+}
+
+void require_kernels(const Matrix& m) {
+    if (m.cols % 32 != 0) {
+        throw BackendError(m.label + " has rows of " + std::to_string(m.cols) +
+                           " numbers; the Metal backend needs multiples of 32 (backend='cpu' runs it)");
+    }
+    if (m.format == Format::plain ? m.dtype == Dtype::bf16
+                                  : m.format == Format::affine && has_kernels(m.bits, m.group)) {
+        return;
+    }
+    throw BackendError(m.label + " is stored as " + format_name(m) +
+                       ", for which the Metal backend has no kernels (backend='cpu' runs it)");
+}
+
+}  // namespace
+
+bool Weights::same_format(const Matrix& a, const Matrix& b) {
+    return a.format == b.format && a.bits == b.bits && a.group == b.group && a.cols == b.cols;
+}
+
+Placed& Weights::place(size_t bytes) {
+    Placed& placed = vectors_.emplace_back();
+    placed.bytes = bytes;
+    pieces_.push_back(&placed);
+    return placed;
+}
+
+DeviceMatrix& Weights::add(const Matrix& sample, int64_t rows) {
+    require_kernels(sample);
+    DeviceMatrix& m = matrices_.emplace_back();
+    m.bits = sample.quantized() ? sample.bits : 16;
+    m.group_shift = sample.quantized() ? static_cast<uint32_t>(std::countr_zero(unsigned(sample.group))) : 5;
+    m.rows = static_cast<uint32_t>(rows);
+    m.cols = static_cast<uint32_t>(sample.cols);
+    return m;
+}
+
+void Weights::copy(const Matrix& matrix, DeviceMatrix& to, int64_t first_row) {
+    const auto code_row = static_cast<size_t>(matrix.row_bytes());
+    const auto rows = static_cast<size_t>(matrix.rows);
+    const auto first = static_cast<size_t>(first_row);
+    copies_.push_back({matrix.data, rows * code_row, Conversion::none, &to.codes, first * code_row});
+    if (!matrix.quantized()) return;
+    const auto stored_row = static_cast<size_t>(matrix.scale_row_bytes());
+    const auto placed_row = static_cast<size_t>(matrix.cols / matrix.group) * (fp32_scales_ ? 4 : 2);
+    const Conversion conversion = !fp32_scales_ || matrix.dtype == Dtype::f32 ? Conversion::none
+                                  : matrix.dtype == Dtype::bf16               ? Conversion::bf16_to_f32
+                                                                              : Conversion::f16_to_f32;
+    copies_.push_back({matrix.scales, rows * stored_row, conversion, &to.scales, first * placed_row});
+    copies_.push_back({matrix.biases, rows * stored_row, conversion, &to.biases, first * placed_row});
+}
+
+const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const> parts) {
+    const Matrix& sample = parts[0]->front();
+    const size_t count = parts[0]->size();
+    int64_t rows = 0;
+    for (const ExpertMatrices* part : parts) rows += part->front().rows;
+    for (const ExpertMatrices* part : parts) {
+        for (const Matrix& matrix : *part) {
+            if (!same_format(sample, matrix)) {
+                throw BackendError(sample.label + " (" + format_name(sample) + ") and " + matrix.label + " (" +
+                                   format_name(matrix) +
+                                   ") are read together by the Metal backend and must have one format "
+                                   "(backend='cpu' runs it)");
+            }
+        }
+    }
+    DeviceMatrix& m = add(sample, rows);
+    const auto all_rows = static_cast<size_t>(rows) * count;
+    const auto scale_row = sample.quantized() ? static_cast<size_t>(sample.cols / sample.group) *
+                                                    (fp32_scales_ ? 4 : 2)
+                                              : size_t{0};
+    m.codes.bytes = all_rows * static_cast<size_t>(sample.row_bytes());
+    m.scales.bytes = m.biases.bytes = all_rows * scale_row;
+    m.matrix_bytes = (m.codes.bytes + 2 * m.scales.bytes) / count;
+    pieces_.insert(pieces_.end(), {&m.codes, &m.scales, &m.biases});
+    int64_t row = 0;
+    for (size_t i = 0; i < count; ++i) {
+        for (const ExpertMatrices* part : parts) {
+            copy((*part)[i], m, row);
+            row += (*part)[i].rows;
+        }
+    }
+    return &m;
+}
+
+const DeviceMatrix* Weights::stack(std::span<const Matrix> matrices) {
+    if (matrices.size() == 1) {
+        for (const auto& [data, held] : single_) {
+            if (data == matrices[0].data) return held;
+        }
+    }
+    std::vector<ExpertMatrices> single;
+    std::vector<const ExpertMatrices*> parts;
+    single.reserve(matrices.size());
+    for (const Matrix& matrix : matrices) parts.push_back(&single.emplace_back(1, matrix));
+    const DeviceMatrix* m = stack_experts(parts);
+    if (matrices.size() == 1) single_.emplace_back(matrices[0].data, m);
+    return m;
+}
+
+const Placed* Weights::vector(std::span<const float> values) {
+    const std::vector<float>& kept = floats_.emplace_back(values.begin(), values.end());
+    Placed& placed = place(kept.size() * sizeof(float));
+    copies_.push_back(
+        {reinterpret_cast<const std::byte*>(kept.data()), placed.bytes, Conversion::none, &placed, 0});
+    return &placed;
+}
+
+void Weights::load(Device& device) {
+    const size_t most = std::min<size_t>(kMostPerBuffer, device.largest_buffer());
+    std::vector<size_t> sizes;
+    std::vector<size_t> buffer_of(pieces_.size());
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+        const size_t bytes = aligned(std::max<size_t>(pieces_[i]->bytes, 1));
+        if (sizes.empty() || sizes.back() + bytes > most) sizes.push_back(0);
+        buffer_of[i] = sizes.size() - 1;
+        pieces_[i]->offset = sizes.back();
+        sizes.back() += bytes;
+        total_ += bytes;
+    }
+    device.require(total_, "the weights");
+    for (const size_t bytes : sizes) buffers_.push_back(device.allocate(bytes, "weights"));
+    for (size_t i = 0; i < pieces_.size(); ++i) pieces_[i]->buffer = &buffers_[buffer_of[i]];
+    fill();
+    copies_.clear();
+    floats_.clear();
+}
+
+void Weights::fill() const {
+    struct Piece {
+        const Copy* copy;
+        size_t begin, bytes;
+    };
+    std::vector<Piece> pieces;
+    for (const Copy& copy : copies_) {
+        for (size_t begin = 0; begin < copy.bytes; begin += kPiece) {
+            pieces.push_back({&copy, begin, std::min(kPiece, copy.bytes - begin)});
+        }
+    }
+    std::atomic<size_t> next{0};
+    const auto read = [&] {
+        for (size_t i = next++; i < pieces.size(); i = next++) {
+            const auto& [copy, begin, bytes] = pieces[i];
+            const std::byte* from = copy->from + begin;
+            std::byte* to = copy->to->buffer->contents() + copy->to->offset + copy->offset;
+            if (copy->conversion == Conversion::none) {
+                std::memcpy(to + begin, from, bytes);
+                continue;
+            }
+            auto* out = reinterpret_cast<float*>(to + 2 * begin);
+            for (size_t j = 0; j < bytes / 2; ++j) {
+                uint16_t bits;
+                std::memcpy(&bits, from + 2 * j, 2);
+                out[j] = copy->conversion == Conversion::bf16_to_f32 ? bf16_to_float(bits) : f16_to_float(bits);
+            }
+        }
+    };
+    std::vector<std::thread> readers;
+    const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, kMostReaders);
+    for (unsigned i = 1; i < count; ++i) readers.emplace_back(read);
+    read();
+    for (std::thread& reader : readers) reader.join();
+}
+
+}  // namespace lily::metal
