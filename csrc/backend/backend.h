@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <span>
 #include <string>
@@ -27,6 +28,8 @@ struct Batch {
     std::vector<Segment> segments;
     std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
     float* logits = nullptr;          // [logit_rows, vocabulary]
+    // Asked now and then when set; true gives the batch up.
+    const std::function<bool()>* stop = nullptr;
 };
 
 struct BackendOptions {
@@ -39,8 +42,9 @@ class Backend {
     virtual ~Backend() = default;
     // Widths of the activations the ops refer to; rows beyond any batch are never asked for.
     virtual void prepare(std::span<const int64_t> activation_widths, int64_t max_rows) = 0;
-    // Runs the ops over the batch; sequences have room for their rows. The states then cover the batch.
-    virtual void run(std::span<const Op> ops, const Batch& batch) = 0;
+    // Runs the ops over the batch; sequences have room for their rows. The states then cover the batch. False
+    // if it was given up: the states are then a mixture.
+    virtual bool run(std::span<const Op> ops, const Batch& batch) = 0;
     virtual std::string describe() const = 0;
     // Rows of an activation after run(), as fp32 [rows, width].
     virtual std::vector<float> read_activation(Activation activation, int64_t first_row, int64_t rows) = 0;

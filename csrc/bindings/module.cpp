@@ -12,6 +12,12 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+
 #include "base/error.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -172,6 +178,34 @@ void bind_sampler(nb::module_& m) {
             "words"_a);
 }
 
+// Whether a call should end early: its token says so, or a signal came while its own thread, the main one,
+// was computing; what the signal's handler raised is then kept for raise().
+class Interruption {
+  public:
+    explicit Interruption(const CancelToken* token) : token_(token) {}
+
+    bool operator()() {
+        if (token_ && token_->cancelled()) return true;
+        const auto now = std::chrono::steady_clock::now();
+        if (std::this_thread::get_id() != thread_ || now - asked_ < kBetweenSignals) return false;
+        asked_ = now;
+        const nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals() == 0) return false;
+        raised_.emplace();
+        return true;
+    }
+    void raise() {
+        if (raised_) throw std::move(*raised_);
+    }
+
+  private:
+    static constexpr std::chrono::milliseconds kBetweenSignals{50};
+    const CancelToken* token_;
+    std::thread::id thread_ = std::this_thread::get_id();
+    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+    std::optional<nb::python_error> raised_;
+};
+
 void bind_model(nb::module_& m) {
     nb::class_<CancelToken>(m, "CancelToken", "Stops work in progress, from any thread.")
         .def(nb::init<>())
@@ -203,11 +237,14 @@ void bind_model(nb::module_& m) {
                     };
                 }
                 int64_t fed = 0;
+                Interruption interruption(cancel);
                 {
                     const nb::gil_scoped_release release;
-                    fed = self.forward(sequence, {ids.data(), ids.size()},
-                                       all ? LogitsOf::all : LogitsOf::last, logits.data(), cancel, report);
+                    fed =
+                        self.forward(sequence, {ids.data(), ids.size()}, all ? LogitsOf::all : LogitsOf::last,
+                                     logits.data(), std::ref(interruption), report);
                 }
+                interruption.raise();
                 if (fed < static_cast<int64_t>(ids.size())) return std::nullopt;
                 if (all) return make_array(std::move(logits), {rows, vocab});
                 return make_array(std::move(logits), {vocab});

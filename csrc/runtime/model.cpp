@@ -55,7 +55,8 @@ void Model::check_room(const Sequence& sequence, int64_t count) const {
 }
 
 int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, LogitsOf wanted, float* logits,
-                       const CancelToken* cancel, const std::function<void(int64_t, int64_t)>& progress) {
+                       const std::function<bool()>& stop,
+                       const std::function<void(int64_t, int64_t)>& progress) {
     const auto total = static_cast<int64_t>(tokens.size());
     if (total == 0) throw InvalidArgument("no tokens to feed");
     check_owner(sequence);
@@ -63,11 +64,12 @@ int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, Logi
     check_room(sequence, total);
     int64_t done = 0;
     while (done < total) {
-        if (cancel && cancel->cancelled()) return done;
+        if (stop && stop()) return done;
         const bool all = wanted == LogitsOf::all;
         Job job{&sequence, tokens.subspan(static_cast<size_t>(done)),
-                logits + (all ? done * config_.vocab_size : 0), all};
+                logits + (all ? done * config_.vocab_size : 0), all, stop ? &stop : nullptr};
         scheduler_.run({&job, 1});
+        if (job.rows == 0) return done;
         done += job.rows;
         if (progress) progress(done, total);
     }

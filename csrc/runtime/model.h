@@ -25,7 +25,7 @@ struct ModelOptions {
     int64_t chunk = 512;  // rows of a prompt computed together
 };
 
-// Asked between chunks; stops the work when set.
+// Stops work in progress, from any thread.
 class CancelToken {
   public:
     void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
@@ -44,10 +44,10 @@ class Model {
     std::unique_ptr<Sequence> new_sequence() const { return std::make_unique<Sequence>(graph_.state); }
 
     // Feeds `tokens` and writes the logits of the last (or every) token: [count, vocab]. Returns the tokens
-    // fed: fewer than given when cancelled, and then nothing is written. `progress(done, total)` after each
-    // chunk.
+    // fed: fewer than given when `stop` said so, which is asked many times a chunk; the sequence then ends
+    // with the last whole chunk. `progress(done, total)` after each chunk. Both may be empty.
     int64_t forward(Sequence& sequence, std::span<const int32_t> tokens, LogitsOf wanted, float* logits,
-                    const CancelToken* cancel, const std::function<void(int64_t, int64_t)>& progress);
+                    const std::function<bool()>& stop, const std::function<void(int64_t, int64_t)>& progress);
 
     // One token for each of several sequences in one pass; logits [sequences, vocab].
     void forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens, float* logits);

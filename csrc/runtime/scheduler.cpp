@@ -1,6 +1,8 @@
 #include "runtime/scheduler.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 namespace lily {
 
@@ -166,13 +168,21 @@ void Scheduler::compute(std::span<Job* const> jobs) {
             }
         }
         if (running.empty()) return;
+        std::optional<RecurrentState> before;
         if (running.size() == 1) {
             batch.logits = running.front()->logits;
+            // One row is over before anyone could want to stop it.
+            if (rows > 1) batch.stop = running.front()->stop;
+            if (batch.stop) before.emplace(running.front()->sequence->recurrent());
         } else {
             logits_.resize(batch.logit_rows.size() * static_cast<size_t>(vocab_));
             batch.logits = logits_.data();
         }
-        backend_.run(ops_, batch);
+        if (!backend_.run(ops_, batch)) {
+            running.front()->sequence->give_up(std::move(*before));
+            running.front()->rows = 0;
+            return;
+        }
         for (Job* job : running) job->sequence->commit(job->tokens.data(), job->rows);
         if (running.size() > 1) copy_logits(running, batch);
     } catch (...) {

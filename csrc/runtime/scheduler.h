@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <unordered_map>
@@ -25,7 +26,8 @@ struct Job {
     std::span<const int32_t> tokens;
     float* logits;     // of the last token [vocab], or of all [tokens, vocab]; written with their rows
     bool all = false;  // logits of all tokens
-    int64_t rows = 0;  // out: so many of the tokens were computed
+    const std::function<bool()>* stop = nullptr;  // true gives up a pass that nobody else takes part in
+    int64_t rows = 0;                             // out: so many of the tokens were computed
     struct Call* call = nullptr;
 };
 
@@ -38,7 +40,7 @@ class Scheduler {
     }
 
     // Returns when each job has been part of a pass: with at least one row, with all of them if there was
-    // room. Throws what went wrong with one of these jobs.
+    // room; without any if it was given up. Throws what went wrong with one of these jobs.
     void run(std::span<Job> jobs);
 
     // Between join and leave a sequence may be expected back soon after a pass, and the next pass then waits

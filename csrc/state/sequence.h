@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "state/kv_cache.h"
@@ -54,6 +55,12 @@ class Sequence {
     void reserve(int64_t rows);
     void commit(const int32_t* tokens, int64_t count) {
         tokens_.insert(tokens_.end(), tokens, tokens + count);
+        unsettled_ = false;
+    }
+    // A step was given up: back to what was there before its reserve().
+    void give_up(RecurrentState before) {
+        recurrent_ = std::move(before);
+        kv_.truncate(length());
         unsettled_ = false;
     }
     KvCache& kv() { return kv_; }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,33 @@ def test_cancelling_a_prefill_leaves_the_tokens_that_were_fed_and_it_can_go_on(t
     whole = model.new_sequence()
     np.testing.assert_array_equal(rest, model.forward(whole, ids))
     assert_same_future(model, sequence, whole)
+
+
+@pytest.mark.parametrize("fed_before", [0, 70])
+def test_cancelling_inside_a_chunk_takes_the_whole_chunk_back(tiny: Tiny, fed_before: int) -> None:
+    model = model_of(tiny(NAME, "mlx-4bit-g64"), kv_dtype="bfloat16", chunk=4096)
+    ids = ids_of(SHAPE.vocab, 4000)
+    sequence, untouched = (fed(model, ids[:fed_before]) if fed_before else model.new_sequence() for _ in "ab")
+    chunks: list[int] = []
+    token = _core.CancelToken()
+    timer = threading.Timer(0.02, token.cancel)
+    timer.start()
+    assert model.forward(sequence, ids, cancel=token, progress=lambda done, _: chunks.append(done)) is None
+    timer.join()
+    assert chunks == []  # it did stop inside
+    assert_same_future(model, sequence, untouched)
+
+
+def test_ctrl_c_inside_a_chunk_takes_the_whole_chunk_back(tiny: Tiny) -> None:
+    model = model_of(tiny(NAME, "mlx-4bit-g64"), kv_dtype="bfloat16", chunk=4096)
+    ids = ids_of(SHAPE.vocab, 4000)
+    sequence = fed(model, ids[:9])
+    timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(sequence, ids)
+    timer.join()
+    assert_same_future(model, sequence, fed(model, ids[:9]))
 
 
 def test_an_exception_of_the_progress_callback_comes_out_and_the_sequence_stays_usable(tiny: Tiny) -> None:

@@ -42,15 +42,17 @@ class CpuBackend final : public Backend {
         activations_.resize(widths_.size());
     }
 
-    void run(std::span<const Op> ops, const Batch& batch) override {
+    bool run(std::span<const Op> ops, const Batch& batch) override {
         const auto rows = static_cast<int64_t>(batch.tokens.size());
         if (rows > max_rows_) throw BackendError("a batch of " + std::to_string(rows) + " rows is too large");
         for (size_t i = 0; i < widths_.size(); ++i)
             activations_[i].ensure(static_cast<size_t>(rows * widths_[i]));
         by_bytes_ = byte_dot_ && rows <= kMaxByteRows;
         for (const Op& op : ops) {
+            if (batch.stop && (*batch.stop)()) return false;
             std::visit([&](const auto& o) { apply(o, batch, rows); }, op);
         }
+        return true;
     }
 
     std::string describe() const override {
