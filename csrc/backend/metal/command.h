@@ -84,6 +84,7 @@ struct StreamOptions {
 };
 
 class Submission;
+class Failures;
 
 // A committed pass.
 class Completion {
@@ -107,7 +108,8 @@ class Completion {
 
 class CommandStream;
 
-// A pass being encoded, on one thread, as a local variable. Without commit() it never happened.
+// A pass being encoded, on one thread, as a local variable. Without commit() it doesn't happen, except for
+// command buffers that were full.
 class Pass {
   public:
     ~Pass();
@@ -155,7 +157,7 @@ class Pass {
     const Kernel* kernel_ = nullptr;  // set in the encoder
     uint64_t work_ = 0;               // of the command buffer
     bool stage_open_ = false;
-    Counts counts_;
+    bool committed_ = false;
 };
 
 // A queue of passes; they run in the order of their commits. One thread at a time.
@@ -171,14 +173,14 @@ class CommandStream {
     // Until everything committed is done; throws nothing, Completions keep their failures.
     void wait_idle();
     // Why nothing can be run any more, or "".
-    const std::string& broken() const { return broken_; }
+    std::string broken() const;
 
     const Counts& counts() const { return counts_; }
     void reset_counts() { counts_ = {}; }
 
   private:
     friend class Pass;
-    void admit();  // waits until one more pass may be in flight
+    void admit(const std::shared_ptr<Submission>& submission);  // waits until it may be in flight
 
     Device& device_;
     StreamOptions options_;
@@ -186,9 +188,10 @@ class CommandStream {
     Owned<MTL::Fence> fence_;  // orders passes: buffers are untracked
     bool fence_updated_ = false;
     bool pass_open_ = false;
+    uint64_t passes_ = 0;  // ever begun
+    std::shared_ptr<Failures> failures_;
     std::shared_ptr<Submission> last_;
     std::deque<std::shared_ptr<Submission>> in_flight_;
-    std::string broken_;
     Counts counts_;
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <future>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -79,11 +79,15 @@ class Kernels {
 
   private:
     struct Family;
-    struct Key;
+    struct Key {
+        std::string family, name;
+        std::vector<FunctionConstant> constants;
+        auto operator<=>(const Key&) const = default;
+    };
     Family& find(std::string_view family);
 
     Device& device_;
-    std::map<std::string, Family, std::less<>> families_;
+    std::map<std::string, std::unique_ptr<Family>, std::less<>> families_;
     std::mutex mutex_;  // of pipelines_
     std::map<Key, std::unique_ptr<Kernel>> pipelines_;
 };
