@@ -122,7 +122,11 @@ class DiskStore:
             try:
                 return self._load(*found)
             except (SavedStateError, InvalidArgumentError, OSError) as error:
-                self._drop(*found, error)
+                if found[1].exists():
+                    self._drop(*found, error)
+                else:  # its time was over: whoever wrote last, here or in another process, removed it
+                    with self._condition:
+                        self._index.pop(found[0])
 
     def use(self, tokens: Tokens) -> None:
         """Note that the prefix of exactly these tokens, if it is here, was used."""

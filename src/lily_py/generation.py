@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy
@@ -92,9 +92,6 @@ class Generation:
         self._prefill_seconds = 0.0
         self._decode_seconds = 0.0
         self._ttft = 0.0
-        self._draw: Callable[[], int] = self._draw_natively
-        if options.logits_processors:
-            self._draw = self._draw_processed
         self._matcher: Matcher | None = None
         if options.constraint is not None:
             if prompt.tools is not None:
@@ -141,7 +138,7 @@ class Generation:
             return self._finish("cancelled", (), ())
         begun = time.perf_counter()
         if self._tokens:
-            token = self._draw()
+            token = self._draw_next()
             self._decode_seconds += time.perf_counter() - begun
         else:
             self._state.join()
@@ -199,13 +196,12 @@ class Generation:
         return (*self._prompt.marks, self._prompt_length - 1)
 
     def _can_join(self) -> bool:
-        native = self._draw == self._draw_natively
+        native = not self._options.logits_processors
         return native and self.finish_reason is None and bool(self._tokens) and not self.cancel.cancelled
 
-    def _draw_natively(self) -> int:
-        return self._state.step(self._sampler)
-
-    def _draw_processed(self) -> int:
+    def _draw_next(self) -> int:
+        if not self._options.logits_processors:
+            return self._state.step(self._sampler)
         logits = self._state.advance()
         assert logits is not None
         return self._draw_from(logits)

@@ -35,7 +35,7 @@ class PrefixIndex(Generic[T]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[tuple[Tokens, T]]:
-        return iter(self._entries.values())
+        return iter(list(self._entries.values()))
 
     def find(self, tokens: Tokens, limit: int, beyond: int = 0) -> tuple[Tokens, T] | None:
         """Return the longest entry that `tokens` begins with; it counts as used.
@@ -47,17 +47,20 @@ class PrefixIndex(Generic[T]):
         """
         if not self._entries or limit <= beyond:
             return None
-        if self._lengths is None:
+        lengths, stored = self._lengths, self._hashes
+        if lengths is None:
             keys = list(self._entries)
-            self._lengths = numpy.array([length for length, _ in keys], numpy.int64)
-            self._hashes = numpy.array([key for _, key in keys], numpy.uint64)
+            lengths = numpy.array([length for length, _ in keys], numpy.int64)
+            stored = numpy.array([key for _, key in keys], numpy.uint64)
+            self._lengths, self._hashes = lengths, stored
         hashes = self._hash_beginnings(tokens[:limit])
-        reach = numpy.minimum(self._lengths, len(hashes) - 1)
-        matching = (self._lengths == reach) & (hashes[reach] == self._hashes) & (self._lengths > beyond)
-        for length in sorted(self._lengths[matching].tolist(), reverse=True):
+        reach = numpy.minimum(lengths, len(hashes) - 1)
+        matching = (lengths == reach) & (hashes[reach] == stored) & (lengths > beyond)
+        for length in sorted(lengths[matching].tolist(), reverse=True):
             key = (length, int(hashes[length]))
-            entry = self._entries[key]
-            if numpy.array_equal(entry[0], tokens[:length]):
+            # Gone if the garbage collector has just ended a stream, whose last state took the place.
+            entry = self._entries.get(key)
+            if entry is not None and numpy.array_equal(entry[0], tokens[:length]):
                 self._entries.move_to_end(key)
                 return entry
         return None

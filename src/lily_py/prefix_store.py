@@ -1,16 +1,20 @@
 """Stored states to start from: the longest beginning of a prompt that was computed before.
 
 Each entry is an immutable native prefix. Entries share pages of keys and values; what is counted against the
-budget is what they keep alive together. With a `DiskStore` behind it, entries outlive the process.
+budget is what they keep alive together. With a `DiskStore` behind it, entries outlive the process. Beyond the
+budget, whoever keeps a state alive anyway lends its last snapshot.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy
 
 from lily_py import _core
+from lily_py.living import Living
 from lily_py.prefix_index import PrefixIndex, Tokens
 
 if TYPE_CHECKING:
@@ -26,6 +30,14 @@ class _Entry:
     blocks: list[tuple[int, int]]
 
 
+class Lender(Protocol):
+    """What keeps a state alive."""
+
+    @property
+    def snapshot_held(self) -> tuple[Tokens, _core.Prefix] | None:
+        """Its last snapshot, from which others may go on, with the tokens it covers."""
+
+
 class PrefixStore:
     """Native prefixes by their tokens, least recently used ones leaving first. Any thread may call.
 
@@ -39,6 +51,7 @@ class PrefixStore:
         self.budget = budget
         """Bytes to hold at most; may change."""
         self._index: PrefixIndex[_Entry] = PrefixIndex()
+        self._lenders: Living[Lender] = Living()
         self._references: dict[int, int] = {}
         self._nbytes = 0
         self._lock = threading.RLock()
@@ -57,18 +70,39 @@ class PrefixStore:
         self._disk = disk
         disk.start(self.exact)
 
+    def lend(self, lender: Lender) -> None:
+        """Look for states in `lender` too, as long as it lives."""
+        if self.enabled:
+            self._lenders.add(lender)
+
     def find(self, tokens: Tokens, limit: int) -> _core.Prefix | None:
-        """Return the longest stored prefix of `tokens` with at most `limit` tokens; it counts as used."""
+        """Return the longest prefix of `tokens` with at most `limit` tokens; if stored, it counts as used."""
         with self._lock:
             found = self._index.find(tokens, limit)
+        lent = self._find_lent(tokens, limit, 0 if found is None else len(found[0]))
         if self._disk is not None:
-            loaded = self._disk.find(tokens, limit, 0 if found is None else len(found[0]))
+            own = lent.length if lent is not None else 0 if found is None else len(found[0])
+            loaded = self._disk.find(tokens, limit, own)
             if loaded is not None:
                 self.add(tokens, loaded)
                 return loaded
             if found is not None:
                 self._disk.use(found[0])
+        if lent is not None:
+            return lent
         return None if found is None else found[1].prefix
+
+    def _find_lent(self, tokens: Tokens, limit: int, beyond: int) -> _core.Prefix | None:
+        """Return the longest lent prefix of `tokens` with more than `beyond` and at most `limit` tokens."""
+        best: _core.Prefix | None = None
+        for lender in self._lenders:
+            held = lender.snapshot_held
+            if held is None or not beyond < (length := len(held[0])) <= limit:
+                continue
+            # Most differ in their last token already.
+            if held[0][-1] == tokens[length - 1] and numpy.array_equal(held[0], tokens[:length]):
+                best, beyond = held[1], length
+        return best
 
     def exact(self, tokens: Tokens) -> _core.Prefix | None:
         """Return the prefix of exactly these tokens, if it is held in memory."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,6 +13,7 @@ from lily_py.checkpoint import Checkpoint
 from lily_py.errors import BackendError, ContextLengthError, EngineClosedError, InvalidArgumentError
 from lily_py.generation import Generation
 from lily_py.identity import state_identity
+from lily_py.living import Living
 from lily_py.memory import MemoryBudget
 from lily_py.prefix_store import PrefixStore
 from lily_py.progress import PrefillBar, prefill_progress
@@ -89,8 +89,8 @@ class Runtime:
         self.vocabulary = min(self.tokenizer.vocab_size, checkpoint.config.vocab_size)
         self.defaults = checkpoint_defaults(checkpoint.generation_config)
         self.store = PrefixStore(cache_bytes)
-        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.streams: Living[Stream] = Living()
+        self.holders: Living[Any] = Living()
         """Sessions: whatever has `blocks()` and `close()`."""
         self.budget = MemoryBudget(
             memory_limit,
@@ -140,9 +140,9 @@ class Runtime:
         if self._model is None:
             return
         if os.getpid() == self._process:
-            for stream in list(self.streams):
+            for stream in self.streams:
                 stream.close()
-            for holder in list(self.holders):
+            for holder in self.holders:
                 holder.close()
             self.store.close()
         self._model = None
@@ -259,10 +259,12 @@ class Runtime:
             raise
 
         def end() -> None:
-            if isinstance(request.progress, PrefillBar):
-                request.progress.close()
-            on_end(generation)
-            self.budget.release(reserved)
+            try:
+                if isinstance(request.progress, PrefillBar):
+                    request.progress.close()
+                on_end(generation)
+            finally:
+                self.budget.release(reserved)
 
         stream = Stream(generation, self.check, end)
         self.streams.add(stream)
@@ -273,4 +275,4 @@ class Runtime:
         return self.checkpoint.config.max_position_embeddings
 
     def _held(self) -> list[tuple[int, int]]:
-        return [block for holder in list(self.holders) for block in holder.blocks()]
+        return [block for holder in self.holders for block in holder.blocks()]

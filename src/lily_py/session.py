@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,8 @@ class Session:
         self._messages: list[Message] = []
         self._state: State | None = runtime.new_state()
         self._lock = threading.Lock()
-        self._stream: Stream | None = None
+        self._stream: weakref.ref[Stream] | None = None
+        """Of the answer that is being made; whoever drops the stream ends it."""
         self._busy = False
         self._guard = threading.Lock()
         """Held for a moment, so that nobody looks at the state while it begins to change."""
@@ -123,7 +125,9 @@ class Session:
             reserved = self._runtime.budget.admit(len(tokens))
             try:
                 state.restart(tokens)
-                marks = () if messages is None else self._runtime.reader.marks(tokens)
+                turns = () if messages is None else self._runtime.reader.marks(tokens)
+                # The one before the end lets others that hold the same cost one step.
+                marks = (*turns, len(tokens) - 1)
                 with shown(self._runtime.read_progress(progress)) as callback:
                     state.advance(progress=callback, marks=marks)
                 state.snapshot()
@@ -181,13 +185,14 @@ class Session:
                 if read.chat:
                     self._messages = [*conversation, generation.result().message]
                 self._stream = None
-                state.snapshot()
-                self._end()
+                try:
+                    state.snapshot()
+                finally:
+                    self._end()
 
-            self._stream = self._runtime.open_stream(
-                state, request, cached=cached, started=started, on_end=end
-            )
-            return self._stream
+            stream = self._runtime.open_stream(state, request, cached=cached, started=started, on_end=end)
+            self._stream = weakref.ref(stream)
+            return stream
         except BaseException:
             state.restore(before)
             self._end()
@@ -273,7 +278,7 @@ class Session:
 
     def close(self) -> None:
         """End what is running and let the memory go; may be called again."""
-        stream = self._stream
+        stream = None if self._stream is None else self._stream()
         if stream is not None:
             stream.close()
         self._state = None

@@ -22,7 +22,8 @@ class State:
     long. `advance` computes the rest. Whatever goes wrong on the way, the sequence covers a beginning of
     `tokens`: that is the invariant everything else relies on.
 
-    Snapshots go to the prefix store as soon as they are taken; here only the last one is kept.
+    Snapshots go to the prefix store as soon as they are taken; here only the last one is kept, and lent to
+    others.
 
     Args:
         model: what computes.
@@ -38,6 +39,13 @@ class State:
         self._native: _core.Sequence | None = None
         self._logits: Logits | None = None
         self._joined: _core.Sequence | None = None
+        self._held: tuple[NDArray[numpy.int32], _core.Prefix] | None = None
+        store.lend(self)
+
+    @property
+    def snapshot_held(self) -> tuple[NDArray[numpy.int32], _core.Prefix] | None:
+        """The last snapshot and its tokens, whatever has been computed since."""
+        return self._held
 
     @property
     def covered(self) -> int:
@@ -46,7 +54,8 @@ class State:
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return (address, bytes) of the native memory that this keeps alive."""
-        return [] if self._native is None else self._native.blocks()
+        held = [] if self._held is None else self._held[1].blocks()
+        return held if self._native is None else [*self._native.blocks(), *held]
 
     def restart(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` instead; return how many of them are covered by what was computed before.
@@ -66,9 +75,12 @@ class State:
         if stored is not None and stored.length > own:
             self._native = self._model.new_sequence(stored)
             self._logits = None
+            self._held = (ids[: stored.length].copy(), stored)
         elif own < self.covered:
             self._sequence.truncate(own)
             self._logits = None
+            # A snapshot that was given up isn't kept alive for others.
+            self._held = (ids[:own].copy(), self._sequence.prefix(own)) if own else None
         self.tokens = list(tokens)
         return self.covered
 
@@ -99,7 +111,7 @@ class State:
         """Compute all tokens that aren't yet; return the logits [vocab] after the last one.
 
         Args:
-            cancel: stops between chunks; then None is returned.
+            cancel: stops within an operation; then None is returned.
             progress: called with (tokens done, tokens to do) after each chunk.
             marks: lengths at which a snapshot is taken on the way.
         """
@@ -183,7 +195,8 @@ class State:
         for older in self._sequence.snapshots():
             if 0 < older < length:
                 self._sequence.drop_snapshot(older)
-        self._store.add(numpy.array(self.tokens[:length], numpy.int32), self._sequence.prefix(length))
+        self._held = (numpy.array(self.tokens[:length], numpy.int32), self._sequence.prefix(length))
+        self._store.add(*self._held)
 
     def export(self) -> tuple[_core.Prefix | None, list[tuple[int, Bytes]], Logits | None]:
         """Return what there is to save: the computed part, snapshots (length, bytes) in it, known logits.
@@ -204,6 +217,7 @@ class State:
     def adopt(self, tokens: Sequence[int], native: _core.Sequence | None, logits: Logits | None) -> None:
         """Hold what was saved: tokens, the sequence that covers a beginning of them, known logits."""
         self.tokens, self._native, self._logits = list(tokens), native, logits
+        self._held = None
 
     def fork(self) -> State:
         """Return a second state with the same past."""
@@ -213,6 +227,8 @@ class State:
         other._native = None if self._native is None else self._native.fork()
         other._logits = self._logits
         other._joined = None
+        other._held = self._held
+        self._store.lend(other)
         return other
 
     @property

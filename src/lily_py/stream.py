@@ -27,9 +27,10 @@ class Stream(Iterator[Chunk]):
     """
 
     def __init__(self, generation: Generation, check: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._generation = generation
+        self._generation: Generation | None = generation
+        """Until the end: its state's memory goes with it, however long the stream is kept."""
         self._check = check
-        self._on_end = on_end
+        self._on_end: Callable[[], None] | None = on_end
         self._lock = threading.RLock()
         self._stepping = False
         self._result: Result | None = None
@@ -46,12 +47,13 @@ class Stream(Iterator[Chunk]):
     def _advance(self, drawn: int | None) -> Chunk | None:
         """Return the next chunk, None after the last; its token is `drawn`, unless None."""
         with self._lock:
-            if self._result is not None:
+            generation = self._generation
+            if generation is None:
                 return None
             self._stepping = True
             try:
                 self._check()
-                chunk = self._generation.advance(drawn)
+                chunk = generation.advance(drawn)
             except BaseException:
                 # Ctrl-C among others: the answer so far is the result, and the engine goes on.
                 self._settle()
@@ -81,7 +83,9 @@ class Stream(Iterator[Chunk]):
 
     def cancel(self) -> None:
         """Ask the generation to stop; returns at once. The next chunk is the last one."""
-        self._generation.cancel.cancel()
+        generation = self._generation
+        if generation is not None:
+            generation.cancel.cancel()
 
     def close(self) -> None:
         """Stop the generation and wait until it has stopped; again and again if you like."""
@@ -124,9 +128,11 @@ class Stream(Iterator[Chunk]):
                 with ExitStack() as locks:
                     for stream in running:
                         locks.enter_context(stream._lock)
-                    drawn = Generation.draw_each([stream._generation for stream in running])
-                    for stream, token in zip(running, drawn, strict=True):
-                        stream._advance(token)
+                    generations = [stream._generation for stream in running if stream._generation is not None]
+                    drawn = dict(zip(generations, Generation.draw_each(generations), strict=True))
+                    for stream in running:
+                        if stream._generation is not None:
+                            stream._advance(drawn[stream._generation])
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -134,9 +140,13 @@ class Stream(Iterator[Chunk]):
         return [stream.result for stream in streams]
 
     def _settle(self) -> None:
-        self._generation.stop()
-        self._result = self._generation.result()
-        self._on_end()
+        generation, on_end = self._generation, self._on_end
+        assert generation is not None
+        assert on_end is not None
+        generation.stop()
+        self._result = generation.result()
+        self._generation = self._on_end = None
+        on_end()
 
 
 class AsyncStream(AsyncIterator[Chunk]):

@@ -7,10 +7,12 @@ import copy
 import gc
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,28 +196,29 @@ def test_load_in_one_thread_generate_in_others(folder: Path) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_others(folder: Path) -> None:
+    """After each piece of the prompt its reader waits for a token of somebody else."""
     with load(folder) as engine:
-        ended, chunks = threading.Event(), 0
+        pieces: queue.SimpleQueue[int] = queue.SimpleQueue()
+        token, waits = threading.Semaphore(0), []
 
         def progress(done: int, total: int) -> None:
-            nonlocal chunks
-            chunks += 1
+            pieces.put(done)
+            waits.append(token.acquire(timeout=30))
 
         def read() -> None:
-            engine.generate(ids_of(4000), max_tokens=1, progress=progress)
-            ended.set()
+            engine.generate(ids_of(4000, seed=1), max_tokens=1, progress=progress)
 
-        stream = engine.stream(ids_of(5), max_tokens=4000, **NO_END)
-        next(stream)
         thread = threading.Thread(target=read)
-        thread.start()
-        between = 0
-        while not ended.is_set() and next(stream, None) is not None:
-            between += chunks > 0
+        with engine.stream(ids_of(5), max_tokens=4000, **NO_END) as stream:
+            next(stream)
+            thread.start()
+            while pieces.get(timeout=30) < 4000:
+                next(stream)
+                token.release()
+            token.release()
         thread.join()
-        stream.close()
-        # Between two chunks of the prompt, the other one is served.
-        assert between >= chunks - 2 >= 5
+        assert len(waits) >= 8  # a piece has at most 512 tokens
+        assert all(waits)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
@@ -234,6 +237,48 @@ def test_requests_leave_no_memory_behind(folder: Path) -> None:
         requests(300)
         # One request's state is a hundred KiB and more: hundreds of them kept would show.
         assert resident_bytes() - before < 8 << 20
+
+
+def test_the_state_of_an_answer_goes_with_its_end(folder: Path) -> None:
+    """At once, without a garbage collection, and however long its stream is kept."""
+    with load(folder, cache_bytes=0) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            kept = []
+            for i in range(4):
+                kept.append(engine.stream(ids_of(70, seed=i), max_tokens=3, **NO_END))
+                state = weakref.ref(kept[-1]._generation._state)  # type: ignore[union-attr]
+                next(kept[-1])
+                kept[-1].close() if i % 2 else kept[-1].finish()
+                assert state() is None
+            stream = engine.stream(ids_of(70), max_tokens=30, **NO_END)
+            state = weakref.ref(stream._generation._state)  # type: ignore[union-attr]
+            next(stream)
+            del stream
+            assert state() is None
+            assert [len(each.result.token_ids) for each in kept] == [3, 1, 3, 1]
+        finally:
+            gc.enable()
+
+
+def test_sessions_come_and_go_while_memory_is_counted(folder: Path) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with load(folder, memory_limit="200MB") as engine:
+
+            def come_and_go() -> None:
+                for _ in range(40):
+                    sessions = [engine.new_session() for _ in range(30)]
+                    assert engine.info().in_use > 0
+                    sessions[0].append([1])
+
+            with ThreadPoolExecutor(4) as pool:
+                for each in [pool.submit(come_and_go) for _ in range(4)]:
+                    each.result(60)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def resident_bytes() -> int:

@@ -407,6 +407,21 @@ def test_a_damaged_file_is_dropped_with_a_message(
         assert engine.generate(prompt, max_tokens=5, seed=1).usage.cached_tokens == 699
 
 
+def test_what_another_process_removed_is_missed_without_a_message(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(folder, cache_dir=tmp_path) as engine:
+        engine.generate(ids_of(100), max_tokens=1)
+    with caplog.at_level(logging.WARNING, "lily"), load(folder, cache_dir=tmp_path) as engine:
+        for path in tmp_path.glob("*/prefix-*"):
+            path.unlink()
+        assert engine.generate(ids_of(100), max_tokens=1).usage.cached_tokens == 0
+        engine._runtime.store._disk.flush()  # type: ignore[union-attr]
+        assert "dropped" not in caplog.text
+    with load(folder, cache_dir=tmp_path) as engine:
+        assert engine.generate(ids_of(100), max_tokens=1).usage.cached_tokens == 99
+
+
 def test_another_models_states_are_never_taken(folder: Path, tmp_path: Path) -> None:
     other = altered(folder, tmp_path / "copy")
     cache = tmp_path / "cache"

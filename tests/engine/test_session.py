@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -170,6 +172,19 @@ def test_a_session_that_answers_is_busy(engine: lily_py.Engine) -> None:
     assert repr(session) == "Session(closed)"
 
 
+def test_dropping_the_stream_frees_its_session(engine: lily_py.Engine) -> None:
+    gc.disable()  # it mustn't take a collection
+    try:
+        with engine.new_session() as session:
+            session.append(ids_of(5))
+            for _ in session.stream(max_tokens=100, **NO_END):
+                break
+            assert len(session) == 6
+            assert session.generate([7], max_tokens=2, **NO_END).usage.completion_tokens == 2
+    finally:
+        gc.enable()
+
+
 def test_closing_a_session_ends_its_answer(engine: lily_py.Engine) -> None:
     session = engine.new_session()
     session.append(ids_of(5))
@@ -313,6 +328,49 @@ def test_sessions_feed_the_store_too(engine: lily_py.Engine) -> None:
         session.append(ids_of(80))
         assert engine.generate([*ids_of(80), 5], max_tokens=2, **GREEDY).usage.cached_tokens == 80
     assert engine.generate([*ids_of(80), 6], max_tokens=2, **GREEDY).usage.cached_tokens == 80
+
+
+def test_a_second_session_with_the_same_content_costs_one_step(engine: lily_py.Engine) -> None:
+    for content in (ids_of(90), "some text", [user("a question about a long document")]):
+        with engine.new_session() as first, engine.new_session() as second:
+            first.append(content)
+            steps = Mock()
+            second.append(content, progress=steps)
+            steps.assert_called_once_with(1, 1)
+            np.testing.assert_array_equal(first.logits(), second.logits())
+
+
+def test_live_sessions_lend_what_the_store_had_no_room_for(folder: Path) -> None:
+    with load(folder, cache_bytes=1) as engine:
+
+        def cached(tokens: list[int], last: int) -> int:
+            result = engine.generate([*tokens, last], max_tokens=2, top_logprobs=1, **GREEDY)
+            assert result.logprobs is not None
+            assert result.logprobs[0].top[0].token_id == int(np.argmax(engine.prefill([*tokens, last])))
+            return result.usage.cached_tokens
+
+        session = engine.new_session()
+        session.append(ids_of(80))
+        assert len(engine._runtime.store) == 0
+        assert cached(ids_of(80), 1) == 80
+        # Also while it answers, and after: its last snapshot is what they begin with.
+        stream = session.stream([3], max_tokens=20, **GREEDY)
+        next(stream)
+        assert cached(ids_of(80), 2) == 80
+        stream.finish()
+        answered = session.tokens
+        assert cached(answered, 5) == len(answered) - 1
+        # What a session gave up isn't kept for others; a fork keeps its own.
+        fork = session.fork()
+        session.rewind(0)
+        assert cached(answered, 6) == len(answered) - 1
+        fork.close()
+        assert cached(answered, 7) == 0
+        session.append(ids_of(40))
+        assert cached(ids_of(40), 4) == 40
+        session.close()
+        del session, fork, stream
+        assert cached(ids_of(40), 5) == 0
 
 
 def test_without_a_cache_nothing_is_reused_and_all_is_the_same(folder: Path, engine: lily_py.Engine) -> None:
