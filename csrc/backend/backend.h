@@ -37,11 +37,22 @@ struct BackendOptions {
     std::set<std::string> ablate;
 };
 
+// What a backend will be asked to run.
+struct Plan {
+    std::vector<std::span<const Op>> lists;      // as given to run(); they stay where they are
+    std::span<const int64_t> activation_widths;  // of the activations the ops refer to
+    int64_t max_rows = 0;                        // of a batch
+    int64_t positions = 0;                       // of a sequence
+};
+
 class Backend {
   public:
     virtual ~Backend() = default;
-    // Widths of the activations the ops refer to; rows beyond any batch are never asked for.
-    virtual void prepare(std::span<const int64_t> activation_widths, int64_t max_rows) = 0;
+    // Settles where the states of its sequences live and how they lie; before prepare(). By default on the
+    // heap, as the layout is.
+    virtual void place(StateLayout&) {}
+    // Once.
+    virtual void prepare(const Plan& plan) = 0;
     // Runs the ops over the batch; sequences have room for their rows. The states then cover the batch. False
     // if it was given up: the states are then a mixture.
     virtual bool run(std::span<const Op> ops, const Batch& batch) = 0;

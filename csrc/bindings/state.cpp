@@ -54,7 +54,7 @@ void bind_state(nb::module_& m) {
                  return views;
              })
         .def("recurrent", [](const Prefix& self) {
-            const auto bytes = std::as_bytes(self.recurrent()->floats());
+            const auto bytes = self.recurrent()->bytes();
             return make_view(self.recurrent(), bytes.data(), bytes.size());
         });
 
@@ -73,8 +73,7 @@ void bind_state(nb::module_& m) {
              [](Sequence& self, int64_t layer) {
                  const RecurrentLayout& layout = self.recurrent().layout();
                  if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
-                 const float* p = self.recurrent().matrices(layer);
-                 return make_array({p, p + layout.matrix_floats()},
+                 return make_array(self.recurrent().read_matrices(layer),
                                    {static_cast<size_t>(layout.heads), static_cast<size_t>(layout.key_dim),
                                     static_cast<size_t>(layout.value_dim)});
              })
@@ -82,8 +81,7 @@ void bind_state(nb::module_& m) {
              [](Sequence& self, int64_t layer) {
                  const RecurrentLayout& layout = self.recurrent().layout();
                  if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
-                 const float* p = self.recurrent().conv(layer);
-                 return make_array({p, p + layout.conv_floats()},
+                 return make_array(self.recurrent().read_conv(layer, self.length()),
                                    {static_cast<size_t>(layout.taps), static_cast<size_t>(layout.channels)});
              })
         .def("keys_values", [](Sequence& self, int64_t layer) {

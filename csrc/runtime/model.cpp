@@ -30,7 +30,9 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
       scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk) {
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
-    backend_->prepare(graph_.activation_widths, options.chunk);
+    backend_->place(graph_.state);
+    backend_->prepare(
+        {{graph_.trunk}, graph_.activation_widths, options.chunk, config.max_position_embeddings});
 }
 
 void Model::check_owner(Sequence& sequence) const {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/buffer.h"
+#include "state/state_memory.h"
 
 namespace lily {
 
@@ -24,6 +24,7 @@ struct KvLayout {
     int64_t head_dim = 0;
     KvDtype dtype = KvDtype::bf16;
     uint64_t owner = 0;  // the model whose states these are
+    std::shared_ptr<StateMemory> memory = heap_memory();
 
     int64_t element_bytes() const { return dtype == KvDtype::bf16 ? 2 : 4; }
     int64_t plane_bytes() const { return kPageTokens * head_dim * element_bytes(); }  // keys of one head
@@ -38,13 +39,17 @@ struct KvLayout {
 
 class KvPage {
   public:
-    explicit KvPage(const KvLayout& layout) : bytes_(static_cast<size_t>(layout.page_bytes())) {}
-    std::byte* data() { return bytes_.data(); }
-    const std::byte* data() const { return bytes_.data(); }
-    size_t size() const { return bytes_.size(); }
+    explicit KvPage(const KvLayout& layout)
+        : block_(layout.memory->allocate(StateUse::page, static_cast<size_t>(layout.page_bytes()))),
+          data_(block_->data()) {}
+    std::byte* data() { return data_; }
+    const std::byte* data() const { return data_; }
+    size_t size() const { return block_->size(); }
+    const StateBlock& block() const { return *block_; }
 
   private:
-    Buffer<std::byte> bytes_;
+    std::unique_ptr<StateBlock> block_;
+    std::byte* data_;
 };
 
 // The pages of one sequence; copying it shares them.
@@ -62,6 +67,7 @@ class KvCache {
     const KvLayout& layout() const { return layout_; }
     std::byte* page(int64_t index) { return pages_[static_cast<size_t>(index)]->data(); }
     const std::byte* page(int64_t index) const { return pages_[static_cast<size_t>(index)]->data(); }
+    const StateBlock& block(int64_t index) const { return pages_[static_cast<size_t>(index)]->block(); }
     // The first `length` keys and values of a layer as fp32 [length, kv_heads, head_dim], for inspection.
     std::pair<std::vector<float>, std::vector<float>> read(int64_t layer, int64_t length) const;
     int64_t bytes() const { return static_cast<int64_t>(pages_.size()) * layout_.page_bytes(); }

@@ -18,7 +18,7 @@ void require_size(const std::string& what, size_t given, int64_t expected) {
 std::shared_ptr<const RecurrentState> restore_recurrent(const RecurrentLayout& layout, Bytes bytes) {
     require_size("a saved recurrent state", bytes.size(), layout.bytes());
     auto state = std::make_shared<RecurrentState>(layout);
-    if (!bytes.empty()) std::memcpy(state->floats().data(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(state->bytes().data(), bytes.data(), bytes.size());
     return state;
 }
 

@@ -35,9 +35,9 @@ class CpuBackend final : public Backend {
         scratch_.resize(static_cast<size_t>(pool_.threads()));
     }
 
-    void prepare(std::span<const int64_t> widths, int64_t max_rows) override {
-        widths_.assign(widths.begin(), widths.end());
-        max_rows_ = max_rows;
+    void prepare(const Plan& plan) override {
+        widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
+        max_rows_ = plan.max_rows;
         activations_.clear();
         activations_.resize(widths_.size());
     }

@@ -151,7 +151,13 @@ Device::Device(uint64_t budget) {
 
 Device::~Device() = default;
 
-DeviceBuffer Device::allocate(size_t bytes, std::string_view label) {
+DeviceBuffer Device::allocate(size_t bytes, std::string_view label) { return make(bytes, label, nullptr); }
+
+DeviceBuffer Device::adopt(std::byte* memory, size_t bytes, std::string_view label) {
+    return make(bytes, label, memory);
+}
+
+DeviceBuffer Device::make(size_t bytes, std::string_view label, std::byte* memory) {
     const AutoreleaseScope scope;
     const std::string name(label);
     if (bytes == 0) throw BackendError("the buffer '" + name + "' would be empty");
@@ -164,8 +170,9 @@ DeviceBuffer Device::allocate(size_t bytes, std::string_view label) {
     DeviceBuffer buffer;
     buffer.memory_ = memory_;
     buffer.reserved_ = reserved;
-    buffer.handle_ = NS::TransferPtr(handle_->newBuffer(
-        reserved, MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeUntracked));
+    constexpr auto kOptions = MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeUntracked;
+    buffer.handle_ = NS::TransferPtr(memory ? handle_->newBuffer(memory, bytes, kOptions, nullptr)
+                                            : handle_->newBuffer(reserved, kOptions));
     if (!buffer.handle_) {
         throw MemoryBudgetError("the system has no memory for the buffer '" + name + "' of " +
                                 in_gib(reserved));

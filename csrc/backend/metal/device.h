@@ -66,6 +66,9 @@ class Device {
     // MemoryBudgetError, before anything is allocated, if the budget or the largest buffer is exceeded; also
     // if the system has no memory.
     DeviceBuffer allocate(size_t bytes, std::string_view label);
+    // The same over memory of the host, whole pages of the system from a page's beginning on, which must stay
+    // there for as long as the buffer and what was launched with it.
+    DeviceBuffer adopt(std::byte* memory, size_t bytes, std::string_view label);
     // MemoryBudgetError unless `bytes` more fit into the budget: for asking once before many allocations.
     void require(uint64_t bytes, std::string_view what) const;
     // Buffers made so far stay resident from here on (macOS 15; before, the system decides). A stream calls

@@ -55,7 +55,8 @@ DeviceStates::DeviceStates(std::shared_ptr<Device> device, size_t page_bytes)
     : device_(std::move(device)), page_bytes_(page_bytes) {
     if (page_bytes_ == 0) return;
     reserved_ = whole_pages(std::min<size_t>(kReservedAddresses, device_->largest_buffer()));
-    void* base = mmap(nullptr, reserved_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+    void* base =
+        mmap(nullptr, reserved_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         throw BackendError("no address range of " + std::to_string(reserved_) +
                            " bytes is left for keys and values");
@@ -94,6 +95,7 @@ std::unique_ptr<StateBlock> DeviceStates::allocate_page() {
 
 // By a half, and no further than the budget allows as long as one page more fits.
 void DeviceStates::grow() {
+    const std::lock_guard lock(growing_);
     const size_t needed = (used_ + 1) * page_bytes_;
     const size_t wanted = std::max({kFirstPages * page_bytes_, pages_.size() + pages_.size() / 2, needed});
     for (size_t bytes = std::min(whole_pages(wanted), reserved_);; bytes = whole_pages(needed)) {
@@ -103,21 +105,17 @@ void DeviceStates::grow() {
             return;
         } catch (const MemoryBudgetError&) {
             if (bytes <= whole_pages(needed)) {
-                if (used_ > 0) pages_ = device_->adopt(base_, whole_pages(used_ * page_bytes_), "keys and values");
+                if (used_ > 0)
+                    pages_ = device_->adopt(base_, whole_pages(used_ * page_bytes_), "keys and values");
                 throw;
             }
         }
     }
 }
 
-const DeviceBuffer& DeviceStates::pages() {
+bool DeviceStates::must_grow(size_t count) {
     const std::lock_guard lock(mutex_);
-    return pages_;
-}
-
-int64_t DeviceStates::page_capacity() {
-    const std::lock_guard lock(mutex_);
-    return page_bytes_ == 0 ? 0 : static_cast<int64_t>(pages_.size() / page_bytes_);
+    return count > free_.size() && (used_ + count - free_.size()) * page_bytes_ > pages_.size();
 }
 
 uint32_t DeviceStates::page_number(const StateBlock& page) { return static_cast<const Page&>(page).number; }

@@ -16,8 +16,8 @@ namespace lily::metal {
 constexpr int64_t kHistory = 16;
 
 // The memory of a layout's states. Pages never move: they lie in one reserved range of addresses, and
-// growing means a buffer over more of it. Its owner waits for nothing: passes that were given the smaller
-// buffer go on with it, over the same bytes.
+// growing means a buffer over more of it; passes that were given the smaller one go on with it, over the same
+// bytes.
 class DeviceStates final : public StateMemory, public std::enable_shared_from_this<DeviceStates> {
   public:
     // `device` must live until the last block is gone.
@@ -26,11 +26,15 @@ class DeviceStates final : public StateMemory, public std::enable_shared_from_th
 
     std::unique_ptr<StateBlock> allocate(StateUse use, size_t bytes) override;
 
-    // All pages so far; a page begins at its number times page_bytes(). The reference is good until the next
-    // page is allocated, what has been launched with it for longer.
-    const DeviceBuffer& pages();
-    size_t page_bytes() const { return page_bytes_; }
-    int64_t page_capacity();
+    // A buffer over all pages so far, which stays as it is while it is held: for encoding a pass. A page
+    // begins at its number times its bytes.
+    struct Held {
+        std::unique_lock<std::mutex> lock;
+        const DeviceBuffer* pages;
+    };
+    Held hold() { return {std::unique_lock(growing_), &pages_}; }
+    // Whether `count` more pages need a larger buffer.
+    bool must_grow(size_t count);
 
     // Of blocks that this class made.
     static uint32_t page_number(const StateBlock& page);
@@ -47,9 +51,10 @@ class DeviceStates final : public StateMemory, public std::enable_shared_from_th
     size_t page_bytes_;
     size_t reserved_ = 0;  // addresses
     std::byte* base_ = nullptr;
-    std::mutex mutex_;
+    std::mutex growing_;  // of pages_; taken after mutex_
     DeviceBuffer pages_;
-    uint32_t used_ = 0;           // numbers given out so far
+    std::mutex mutex_;            // of the numbers
+    uint32_t used_ = 0;           // given out so far
     std::vector<uint32_t> free_;  // ... and given back
 };
 
