@@ -10,7 +10,9 @@ from pathlib import Path
 
 from lily_py.bench import records, tables
 from lily_py.bench.ablate import ABLATIONS, run_ablations
+from lily_py.bench.chips import CHIPS, find_chip
 from lily_py.bench.concurrency import REQUEST_COUNTS, measure_concurrency
+from lily_py.bench.estimate import PUBLISHED, PUBLISHED_SHAPE, estimate_report
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
 from lily_py.bench.gguf_tile import tile_gguf
 from lily_py.bench.llama_cpp import Setting
@@ -19,7 +21,7 @@ from lily_py.bench.report import write_report
 from lily_py.bench.roofline import Roofline, default_threads, native_roofline, thread_counts
 from lily_py.bench.rows import ROW_COUNTS, measure_rows
 from lily_py.bench.run import PEERS, RunOptions, run_comparison
-from lily_py.bench.shapes import SHAPES
+from lily_py.bench.shapes import SHAPES, find_shape
 from lily_py.bench.start import measure_start
 from lily_py.bench.synthetic import make_checkpoint
 from lily_py.bench.workload import Workload
@@ -113,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     concurrent.add_argument("--threads", type=int, default=default_threads())
     concurrent.add_argument("--repeats", type=int, default=5)
     _add_save(concurrent)
+
+    predict = command("estimate", _estimate, "Estimate tok/s on a Mac from counted work.")
+    predict.add_argument("--chip", required=True, help=", ".join(CHIPS))
+    predict.add_argument("--shape", default=PUBLISHED_SHAPE, help=", ".join(SHAPES))
+    predict.add_argument("--contexts", type=_numbers, default=tuple(PUBLISHED), metavar="N,…")
 
     ablate = command("ablate", _ablate, "Measure what each CPU optimisation is worth.")
     _add_workload(ablate)
@@ -266,6 +273,11 @@ def _concurrent(options: argparse.Namespace) -> int:
     )
     print(tables.concurrency_table(result))
     _save(result, options)
+    return 0
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    print(estimate_report(find_shape(options.shape), find_chip(options.chip), options.contexts))
     return 0
 
 
