@@ -1,7 +1,7 @@
 """What a decoded token and a prompt cost on a GPU: launches, dependent stages, bytes and operations.
 
-For lily's kernels and for the public Metal engine whose published speeds calibrate the estimates. Counts follow
-from the shape.
+For lily's kernels and for the public Metal engine whose published speeds calibrate the estimates. Counts
+follow from the shape.
 """
 
 from __future__ import annotations
