@@ -17,9 +17,9 @@ uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-bool better(const Candidate& a, const Candidate& b) {
-    return a.probability > b.probability || (a.probability == b.probability && a.token < b.token);
-}
+// Beyond this below the best logit, all tokens of a vocabulary together weigh less than the random numbers
+// resolve; their probability is more than kLeastProbability.
+constexpr float kReach = 49.0f;
 
 }  // namespace
 
@@ -31,10 +31,7 @@ void Sampler::observe(std::span<const int32_t> tokens) {
 
 void Sampler::ensure_logits(int64_t count) { logits_.resize(static_cast<size_t>(count)); }
 
-double Sampler::uniform(uint64_t counter) const {
-    const uint64_t bits = mix(mix(options_.seed) ^ mix(counter));
-    return static_cast<double>(bits >> 11) * 0x1p-53;
-}
+uint64_t Sampler::uniform(uint64_t counter) const { return mix(mix(options_.seed) ^ mix(counter)) >> 11; }
 
 void Sampler::penalize() {
     const bool off = options_.repetition_penalty == 1.0f && options_.presence_penalty == 0.0f &&
@@ -80,8 +77,7 @@ int32_t Sampler::largest() const {
 }
 
 void Sampler::gather(float top) {
-    // Beyond this, all tokens of a vocabulary together weigh less than the random numbers resolve.
-    float threshold = top - 60.0f * options_.temperature;
+    float threshold = top - kReach * options_.temperature;
     const auto size = static_cast<int64_t>(logits_.size());
     const bool limited = options_.top_k > 0 && options_.top_k < size;
     const auto keep = static_cast<size_t>(limited ? options_.top_k : size);
@@ -102,24 +98,13 @@ void Sampler::gather(float top) {
     if (candidates_.size() > keep) cut();
 }
 
-void Sampler::keep_top_p(double total) {
-    // Best candidates first, as far as needed: sorting a whole vocabulary would take longer than a step.
-    double reached = 0;
-    size_t sorted = 0;
-    for (size_t piece = 256; sorted < candidates_.size(); piece *= 4) {
-        const auto begin = candidates_.begin() + static_cast<int64_t>(sorted);
-        const size_t count = std::min(piece, candidates_.size() - sorted);
-        const auto end = begin + static_cast<int64_t>(count);
-        if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), better);
-        std::sort(begin, end, better);
-        for (const size_t last = sorted + count; sorted < last; ++sorted) {
-            reached += candidates_[sorted].probability;
-            if (reached >= options_.top_p * total) {
-                candidates_.resize(sorted + 1);
-                return;
-            }
-        }
-    }
+void Sampler::keep_top_p(Mass total) {
+    // The first place that reaches top_p of all; min-p may have left less than that.
+    const auto numerator = static_cast<uint64_t>(static_cast<double>(options_.top_p) * 0x1p53);
+    const Mass wanted = total - share_of(total, (uint64_t{1} << 53) - numerator);
+    if (wanted >= mass_of(candidates_)) return;
+    const Candidate last = ranking_.find(candidates_, wanted > 0 ? wanted - 1 : 0).candidate;
+    std::erase_if(candidates_, [&](const Candidate& c) { return better(last, c); });
 }
 
 void Sampler::filter(int32_t best) {
@@ -130,27 +115,25 @@ void Sampler::filter(int32_t best) {
     const float top = logits_[static_cast<size_t>(best)];
     const float inverse = 1.0f / options_.temperature;
     gather(top);
-    double total = 0;
-    for (Candidate& c : candidates_) {
-        c.probability = std::exp((c.probability - top) * inverse);
-        total += c.probability;
+    for (Candidate& c : candidates_) {  // the best may be infinite
+        c.probability = c.probability == top ? 1.0f : std::exp((c.probability - top) * inverse);
     }
+    const Mass total = options_.top_p < 1 ? mass_of(candidates_) : 0;
     if (options_.min_p > 0) {  // the best candidate stands at 1 here
         std::erase_if(candidates_, [&](const Candidate& c) { return c.probability < options_.min_p; });
     }
     if (options_.top_p < 1) keep_top_p(total);
-    normalize();
-    if (options_.xtc_probability > 0 && uniform(counter_ + 1) < options_.xtc_probability) exclude_top();
-}
-
-void Sampler::normalize() {
-    double total = 0;
-    for (const Candidate& c : candidates_) total += c.probability;
-    for (Candidate& c : candidates_) c.probability = static_cast<float>(c.probability / total);
+    if (options_.xtc_probability > 0) {
+        const double chance = static_cast<double>(uniform(counter_ + 1)) * 0x1p-53;
+        if (chance < options_.xtc_probability) exclude_top();
+    }
 }
 
 void Sampler::exclude_top() {
-    const auto reaches = [&](const Candidate& c) { return c.probability >= options_.xtc_threshold; };
+    const auto total = static_cast<double>(mass_of(candidates_)) * 0x1p-96;
+    const auto reaches = [&](const Candidate& c) {
+        return static_cast<float>(c.probability / total) >= options_.xtc_threshold;
+    };
     const Candidate* least = nullptr;
     for (const Candidate& c : candidates_) {
         if (reaches(c) && (!least || better(*least, c))) least = &c;
@@ -158,7 +141,6 @@ void Sampler::exclude_top() {
     if (!least) return;
     const int32_t kept = least->token;
     std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.token != kept; });
-    normalize();
 }
 
 std::vector<Candidate> Sampler::distribution() {
@@ -166,7 +148,10 @@ std::vector<Candidate> Sampler::distribution() {
     check_numbers();
     filter(largest());
     std::sort(candidates_.begin(), candidates_.end(), better);
-    return candidates_;
+    const auto total = static_cast<double>(mass_of(candidates_)) * 0x1p-96;
+    std::vector<Candidate> result = candidates_;
+    for (Candidate& c : result) c.probability = static_cast<float>(c.probability / total);
+    return result;
 }
 
 void Sampler::check_numbers() const {
@@ -204,16 +189,8 @@ int32_t Sampler::draw_from_logits() {
     }
     if (options_.temperature > 0) {
         filter(token);
-        double left = uniform(counter_);
+        token = ranking_.find(candidates_, share_of(mass_of(candidates_), uniform(counter_))).candidate.token;
         counter_ += options_.xtc_probability > 0 ? 2 : 1;
-        token = candidates_.back().token;
-        for (const Candidate& c : candidates_) {
-            left -= c.probability;
-            if (left < 0) {
-                token = c.token;
-                break;
-            }
-        }
     }
     ++prompt_and_output_[token];
     return token;

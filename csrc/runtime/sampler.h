@@ -1,7 +1,8 @@
 // Draws the next token from logits: penalties, bias, temperature, top-k, min-p, top-p, XTC, in this order.
 //
 // One per request; owned by the caller. Random numbers come from a counter and the seed alone, so a request's
-// draws don't depend on its neighbours or on the machine.
+// draws don't depend on its neighbours. A draw is the first candidate, most probable first, through which the
+// probability exceeds the random number.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "runtime/ranking.h"
 
 namespace lily {
 
@@ -25,12 +28,6 @@ struct SamplingOptions {
     std::vector<std::pair<int32_t, float>> logit_bias;
     uint64_t seed = 0;
     int64_t vocabulary = 0;  // ids from here on are never drawn (padded rows of the head)
-};
-
-// The distribution that draws come from, for checks and for speculative acceptance.
-struct Candidate {
-    int32_t token;
-    float probability;
 };
 
 class Sampler {
@@ -53,8 +50,9 @@ class Sampler {
     std::vector<std::pair<int32_t, float>> best(int64_t count) const;
     void keep_log_probabilities(bool keep) { keep_raw_ = keep; }
 
-    // The filtered distribution of the logits as they stand, most probable first. With XTC: what the next
-    // draw would come from, its chance to leave out the best already decided.
+    // The filtered distribution of the logits as they stand, most probable first, for checks and for
+    // speculative acceptance. With XTC: what the next draw would come from, its chance to leave out the best
+    // already decided.
     std::vector<Candidate> distribution();
 
     // Leaves out tokens (structured output) until told otherwise: bit i % 32 of word i / 32 allows id i, ids
@@ -67,15 +65,14 @@ class Sampler {
     int32_t draw_from_logits();
     void penalize();
     int32_t largest() const;
-    // Candidates of the logits as they stand, normalised; in no order that a caller may rely on.
+    // Candidates of the logits as they stand; their probabilities are relative to the best one's.
     void filter(int32_t best);
     void gather(float top);
-    void keep_top_p(double total);
+    void keep_top_p(Mass total);
     // Exclude top choices (XTC): of the tokens that reach the threshold, only the least probable stays.
     void exclude_top();
-    void normalize();
-    // The number that draw `counter` decides by, in [0, 1).
-    double uniform(uint64_t counter) const;
+    // The number that draw `counter` decides by, in units of 2^-53 below 1.
+    uint64_t uniform(uint64_t counter) const;
 
     SamplingOptions options_;
     std::unordered_map<int32_t, int32_t> prompt_and_output_;
@@ -83,6 +80,7 @@ class Sampler {
     std::vector<float> raw_;
     std::vector<uint32_t> allowed_;
     std::vector<Candidate> candidates_;
+    Ranking ranking_;
     bool keep_raw_ = false;
     double raw_norm_ = 0;
     uint64_t counter_ = 0;

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 from collections import Counter
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -309,3 +312,102 @@ def test_the_best_tokens_are_drawable_ones() -> None:
     one.keep_log_probabilities(True)
     one.draw(logits_of(1, 3, 2, 9))
     assert [token for token, _ in one.best(10)] == [1, 2, 0]
+
+
+# ---- draws, bit for bit
+
+
+def random_number(seed: int, counter: int) -> int:
+    """The number of a draw, in units of 2^-53: splitmix64 of the seed and of the draw's place."""
+
+    def mix(x: int) -> int:
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    return mix(mix(seed) ^ mix(counter)) >> 11
+
+
+def exponentials(values: Logits) -> Logits:
+    """fp32, by the C library that the sampler uses too."""
+    exp = ctypes.CDLL(ctypes.util.find_library("m")).expf
+    exp.argtypes, exp.restype = [ctypes.c_float], ctypes.c_float
+    distinct, places = np.unique(values, return_inverse=True)
+    return np.array([exp(value) for value in distinct.tolist()], np.float32)[places]
+
+
+def plain_draws(logits: Logits, seed: int, count: int, **options: Any) -> list[int]:
+    """Everything sorted, most probable first and the lowest id among equals; integers, summed one by one."""
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0} | options
+    temperature, top_p, min_p = (np.float32(full[name]) for name in ("temperature", "top_p", "min_p"))
+    top = logits.max()
+    shares = np.zeros(len(logits), np.float32)
+    near = logits >= top - np.float32(49) * temperature
+    shares[near] = exponentials((logits[near] - top) * (np.float32(1) / temperature))
+    order = np.argsort(-logits, kind="stable")[: full["top_k"] or len(logits)]
+    order = np.sort(order[near[order]])
+    order = order[np.argsort(-shares[order], kind="stable")]  # logits that differ may have equal shares
+    whole = [int(share) for share in (shares[order].astype(np.float64) * 2**96).tolist()]
+    kept = [i for i, share in enumerate(shares[order]) if share >= min_p]
+    if top_p < 1:
+        enough = -(-sum(whole) * int(float(top_p) * 2**53) // 2**53)
+        reached = list(accumulate(whole[i] for i in kept))
+        kept = kept[: next((i for i, sum_ in enumerate(reached) if sum_ >= enough), len(kept)) + 1]
+    drawn = []
+    for draw in range(count):
+        left, counter = kept, draw
+        if full["xtc_probability"]:
+            counter = 2 * draw
+            if random_number(seed, counter + 1) * 2.0**-53 < np.float32(full["xtc_probability"]):
+                total = float(sum(whole[i] for i in kept)) * 2.0**-96
+                high = [i for i in kept if np.float32(shares[order[i]] / total) >= np.float32(0.1)]
+                left = kept[max(0, len(high) - 1) :]
+        sums = list(accumulate(whole[i] for i in left))
+        target = sums[-1] * random_number(seed, counter) // 2**53
+        drawn.append(int(order[left[next(i for i, sum_ in enumerate(sums) if sum_ > target)]]))
+    return drawn
+
+
+EXACT_SETTINGS = [
+    {},
+    {"top_p": 0.95},
+    {"top_p": 0.3, "temperature": 1.7},
+    {"top_p": 0.0},
+    {"top_k": 20},
+    {"top_k": 3000, "top_p": 0.9},
+    {"min_p": 0.2, "top_p": 0.9},
+    {"min_p": 0.6, "top_p": 0.999},
+    {"xtc_probability": 0.5, "top_p": 0.9},
+    {"xtc_probability": 1.0, "temperature": 0.4},
+]
+
+
+@pytest.mark.parametrize("options", EXACT_SETTINGS, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 300, 2047, 2048, 2049, 6000])
+def test_draws_are_those_of_a_plain_sorted_search(size: int, options: dict[str, Any]) -> None:
+    """Also where ties and rounding decide: each side of the size from which candidates are counted first."""
+    rng = np.random.default_rng(size)
+    for kind, logits in {
+        "spread": 3 * rng.standard_normal(size),
+        "flat": 1e-3 * rng.standard_normal(size),
+        "equal": np.zeros(size),
+        "ties": rng.integers(-2, 3, size),
+        "far": rng.uniform(-200, 0, size),
+    }.items():
+        values = logits.astype(np.float32)
+        one = sampler(seed=size, **options)
+        found = [one.draw(values) for _ in range(6)]
+        assert found == plain_draws(values, size, 6, **options), kind
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0])
+def test_draws_from_a_whole_vocabulary_are_those_of_a_plain_sorted_search(spread: float) -> None:
+    logits = (spread * np.random.default_rng(9).standard_normal(248_320)).astype(np.float32)
+    one = sampler(seed=3, top_p=0.95)
+    assert [one.draw(logits) for _ in range(3)] == plain_draws(logits, 3, 3, top_p=0.95)
+
+
+def test_an_infinite_logit_is_certain() -> None:
+    for options in ({}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}):
+        assert {sampler(seed=s, **options).draw(logits_of(1, np.inf, 2)) for s in range(20)} == {1}
