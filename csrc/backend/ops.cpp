@@ -59,4 +59,39 @@ std::vector<Activation> writes(const Op& op) {
                       op);
 }
 
+std::vector<const Matrix*> matrices(const Op& op) {
+    std::vector<const Matrix*> result;
+    const auto one = [&](const Matrix& matrix) { result.push_back(&matrix); };
+    const auto all = [&](const std::vector<Matrix>& many) {
+        for (const Matrix& matrix : many) one(matrix);
+    };
+    std::visit(Overload{
+                   [&](const Embed& o) { one(o.table); },
+                   [&](const NormProject& o) { all(o.weights); },
+                   [](const DeltaRule&) {},
+                   [](const RotaryAppend&) {},
+                   [](const Attend&) {},
+                   [&](const ProjectAdd& o) { one(o.weight); },
+                   [&](const Route& o) {
+                       one(o.router);
+                       all(o.shared_gate);
+                   },
+                   [&](const ExpertsUp& o) {
+                       for (const auto* part : {&o.gate, &o.up, &o.shared_gate, &o.shared_up}) all(*part);
+                   },
+                   [&](const ExpertsDown& o) {
+                       all(o.down);
+                       all(o.shared_down);
+                   },
+                   [&](const NormGateUp& o) {
+                       one(o.gate);
+                       one(o.up);
+                   },
+                   [&](const Head& o) { one(o.weight); },
+                   [&](const CombineHidden& o) { one(o.weight); },
+               },
+               op);
+    return result;
+}
+
 }  // namespace lily

@@ -165,5 +165,6 @@ using Op = std::variant<Embed, NormProject, DeltaRule, RotaryAppend, Attend, Pro
 std::string_view op_name(const Op& op);
 std::vector<Activation> reads(const Op& op);
 std::vector<Activation> writes(const Op& op);
+std::vector<const Matrix*> matrices(const Op& op);
 
 }  // namespace lily

@@ -2,6 +2,7 @@
 
 #include <Metal/Metal.hpp>
 #include <cstdio>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -16,9 +17,13 @@ constexpr int kOldestFamily = 7;  // M1
 constexpr int kNewestFamily = 30;
 constexpr int kOldestSystem = 14;
 
-std::string in_gib(uint64_t bytes) {
+std::string in_units(uint64_t bytes) {
+    static constexpr const char* units[] = {"KiB", "MiB", "GiB"};
+    double amount = static_cast<double>(bytes) / 1024;
+    size_t unit = 0;
+    for (; amount >= 1024 && unit + 1 < std::size(units); ++unit) amount /= 1024;
     char text[32];
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+    std::snprintf(text, sizeof text, "%.2f %s", amount, units[unit]);
     return text;
 }
 
@@ -94,8 +99,8 @@ class Memory {
   private:
     void check(uint64_t bytes, std::string_view what) const {
         if (bytes <= budget_ - allocated_) return;
-        throw MemoryBudgetError(std::string(what) + " needs " + in_gib(bytes) + " of GPU memory, " +
-                                in_gib(budget_ - allocated_) + " of " + in_gib(budget_) +
+        throw MemoryBudgetError(std::string(what) + " needs " + in_units(bytes) + " of GPU memory, " +
+                                in_units(budget_ - allocated_) + " of " + in_units(budget_) +
                                 " are left; take a smaller model or context, or raise the memory budget");
     }
 
@@ -163,8 +168,8 @@ DeviceBuffer Device::make(size_t bytes, std::string_view label, std::byte* memor
     if (bytes == 0) throw BackendError("the buffer '" + name + "' would be empty");
     const uint64_t reserved = whole_pages(bytes);
     if (reserved > largest_buffer_) {
-        throw MemoryBudgetError("the buffer '" + name + "' needs " + in_gib(reserved) + ", " + name_ +
-                                " allows at most " + in_gib(largest_buffer_) + " in one");
+        throw MemoryBudgetError("the buffer '" + name + "' needs " + in_units(reserved) + ", " + name_ +
+                                " allows at most " + in_units(largest_buffer_) + " in one");
     }
     memory_->reserve(reserved, "the buffer '" + name + "'");
     DeviceBuffer buffer;
@@ -175,7 +180,7 @@ DeviceBuffer Device::make(size_t bytes, std::string_view label, std::byte* memor
                                             : handle_->newBuffer(reserved, kOptions));
     if (!buffer.handle_) {
         throw MemoryBudgetError("the system has no memory for the buffer '" + name + "' of " +
-                                in_gib(reserved));
+                                in_units(reserved));
     }
     buffer.handle_->setLabel(to_ns(name));
     buffer.contents_ = static_cast<std::byte*>(buffer.handle_->contents());

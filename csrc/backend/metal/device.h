@@ -86,6 +86,8 @@ class Device {
     MTL::ResidencySet* residency() const;  // null before macOS 15
 
   private:
+    DeviceBuffer make(size_t bytes, std::string_view label, std::byte* memory);
+
     Owned<MTL::Device> handle_;
     std::shared_ptr<Memory> memory_;
     std::string name_, architecture_;

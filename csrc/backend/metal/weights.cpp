@@ -95,8 +95,8 @@ const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const
     for (const ExpertMatrices* part : parts) {
         for (const Matrix& matrix : *part) {
             if (!same_format(sample, matrix)) {
-                throw BackendError(sample.label + " (" + format_name(sample) + ") and " + matrix.label + " (" +
-                                   format_name(matrix) +
+                throw BackendError(sample.label + " (" + format_name(sample) + ") and " + matrix.label +
+                                   " (" + format_name(matrix) +
                                    ") are read together by the Metal backend and must have one format "
                                    "(backend='cpu' runs it)");
             }
@@ -104,9 +104,9 @@ const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const
     }
     DeviceMatrix& m = add(sample, rows);
     const auto all_rows = static_cast<size_t>(rows) * count;
-    const auto scale_row = sample.quantized() ? static_cast<size_t>(sample.cols / sample.group) *
-                                                    (fp32_scales_ ? 4 : 2)
-                                              : size_t{0};
+    const auto scale_row = sample.quantized()
+                               ? static_cast<size_t>(sample.cols / sample.group) * (fp32_scales_ ? 4 : 2)
+                               : size_t{0};
     m.codes.bytes = all_rows * static_cast<size_t>(sample.row_bytes());
     m.scales.bytes = m.biases.bytes = all_rows * scale_row;
     m.matrix_bytes = (m.codes.bytes + 2 * m.scales.bytes) / count;
@@ -189,7 +189,8 @@ void Weights::fill() const {
             for (size_t j = 0; j < bytes / 2; ++j) {
                 uint16_t bits;
                 std::memcpy(&bits, from + 2 * j, 2);
-                out[j] = copy->conversion == Conversion::bf16_to_f32 ? bf16_to_float(bits) : f16_to_float(bits);
+                out[j] =
+                    copy->conversion == Conversion::bf16_to_f32 ? bf16_to_float(bits) : f16_to_float(bits);
             }
         }
     };
