@@ -289,6 +289,8 @@ void bind_model(nb::module_& m) {
 
 NB_MODULE(_core, m) {
     m.doc() = "lily's native core: weights, state, graph and backends.";
+    m.def("backends", &lily::backends);
+    m.def("backend_problem", &lily::backend_problem, nb::arg("name"));
     lily::register_errors();
     lily::bind_weights(m);
     lily::bind_state(m);

@@ -3,6 +3,10 @@
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend.h"
+#ifdef LILY_METAL
+#include "backend/metal/device.h"
+#include "backend/metal/metal_backend.h"
+#endif
 #include "base/error.h"
 
 namespace lily {
@@ -10,7 +14,12 @@ namespace {
 
 std::unique_ptr<Backend> make_backend(const ModelOptions& options) {
     if (options.backend == "cpu") return cpu::make_cpu_backend(options.backend_options);
-    throw BackendError("this build has no backend named '" + options.backend + "' (available: cpu)");
+#ifdef LILY_METAL
+    if (options.backend == "metal") return metal::make_metal_backend(options.backend_options);
+#endif
+    std::string names;
+    for (const std::string& name : backends()) names += (names.empty() ? "" : ", ") + name;
+    throw BackendError("this build has no backend named '" + options.backend + "' (it has " + names + ")");
 }
 
 ModelOptions checked(const ModelOptions& options) {
@@ -20,6 +29,21 @@ ModelOptions checked(const ModelOptions& options) {
 }
 
 }  // namespace
+
+std::vector<std::string> backends() {
+#ifdef LILY_METAL
+    return {"metal", "cpu"};
+#else
+    return {"cpu"};
+#endif
+}
+
+std::string backend_problem([[maybe_unused]] const std::string& name) {
+#ifdef LILY_METAL
+    if (name == "metal") return metal::unavailable_reason();
+#endif
+    return "";
+}
 
 Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options)
     : config_(config),

@@ -37,6 +37,11 @@ class CancelToken {
 
 enum class LogitsOf { last, all };
 
+// Names of the backends in this build, best first.
+std::vector<std::string> backends();
+// Why one of them can't be used on this machine, or "".
+std::string backend_problem(const std::string& name);
+
 class Model {
   public:
     Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options);

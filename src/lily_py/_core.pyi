@@ -6,6 +6,9 @@ from collections.abc import Sequence as _Sequence
 import numpy
 from numpy.typing import NDArray
 
+def backends() -> list[str]: ...
+def backend_problem(name: str) -> str: ...
+
 class Weights:
     """The tensors of a checkpoint, mapped from its files."""
 

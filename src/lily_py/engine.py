@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+from lily_py import _core
 from lily_py.answers import Answers
 from lily_py.checkpoint import open_checkpoint
 from lily_py.disk_store import DiskStore, disk_budget
@@ -456,6 +457,16 @@ class _DefaultState:
 
 def _resolve_backend(backend: str) -> str:
     """Return the backend that a name means here."""
-    if backend == "metal":
-        raise BackendError("this build has no Metal backend; use backend='cpu' or 'auto'")
-    return "cpu"
+    available = _core.backends()
+    if backend != "auto":
+        if backend not in available:
+            raise BackendError(
+                f"this build has no {backend.capitalize()} backend; use backend='cpu' or 'auto'"
+            )
+        return backend
+    for name in available:
+        problem = _core.backend_problem(name)
+        if not problem:
+            return name
+        logger.warning("the %s backend can't be used here: %s", name, problem)
+    raise BackendError("none of this build's backends can be used here")
