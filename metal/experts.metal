@@ -46,8 +46,8 @@ struct ExpertShape {
 
 constant constexpr const uint kDownColumns = 4608u;  // staged activation: nine slots of 512
 
-template <int BITS, int M, int WANTED>
-[[kernel]] void route(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+template <Format F, int M, int WANTED>
+[[kernel]] void route(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
                       device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
                       device const float* gain [[buffer(4)]], device float* logits [[buffer(5)]],
                       device Activation* normed [[buffer(6)]], constant RouteShape& shape [[buffer(7)]],
@@ -80,11 +80,11 @@ template <int BITS, int M, int WANTED>
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage_gained<BITS, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk,
-                              index, threads, (threadgroup float*)staged, sums, squares);
+        stage_gained<F, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk, index,
+                           threads, (threadgroup float*)staged, sums, squares);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
-                                  kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<F, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                               kTile / kChunk, staged, sums, lane, acc);
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
@@ -111,10 +111,10 @@ template <int BITS, int M, int WANTED>
     }
 }
 
-template <int BITS, int R>
+template <Format F, int R>
 [[kernel]] void experts_up(
-    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-    device const Scale* biases [[buffer(2)]], device const uint4* shared_codes [[buffer(3)]],
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
     device const Activation* normed [[buffer(6)]], device const float* logits [[buffer(7)]],
     device Activation* out [[buffer(8)]], device float* routing [[buffer(9)]],
@@ -149,8 +149,8 @@ template <int BITS, int R>
     const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
     const ulong expert = is_shared ? 0ul : ulong(chosen[slot]);
     const ulong skipped = expert * ulong(2u * width);  // weight rows before this expert
-    device const uint4* w =
-        (is_shared ? shared_codes : codes) + skipped * ulong(shape.hidden / kChunk * uint(BITS / 4));
+    device const uint* w =
+        (is_shared ? shared_codes : codes) + skipped * ulong(shape.hidden / kChunk * chunk_words(F));
     const ulong skipped_groups = skipped * ulong(shape.hidden >> group_shift);
     device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
     device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
@@ -168,12 +168,12 @@ template <int BITS, int R>
         const uint count = min(kTile, shape.hidden - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint j = index; j < count; j += threads) {
-            stage_value<BITS>(float(normed[row * shape.hidden + begin + j]), j, kTile / kChunk,
-                              (threadgroup float*)staged, sums);
+            stage_value<F>(float(normed[row * shape.hidden + begin + j]), j, kTile / kChunk,
+                           (threadgroup float*)staged, sums);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, 2 * R, 1>(w, s, b, rows, shape.hidden, group_shift, begin, count, kTile / kChunk,
-                                      staged, sums, lane, acc);
+        multiply_tile<F, 2 * R, 1>(w, s, b, rows, shape.hidden, group_shift, begin, count, kTile / kChunk,
+                                   staged, sums, lane, acc);
     }
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
@@ -186,10 +186,10 @@ template <int BITS, int R>
     }
 }
 
-template <int BITS, int R>
+template <Format F, int R>
 [[kernel]] void experts_down(
-    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-    device const Scale* biases [[buffer(2)]], device const uint4* shared_codes [[buffer(3)]],
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
     device const Activation* input [[buffer(6)]], device const float* routing [[buffer(7)]],
     device float* residual [[buffer(8)]], constant ExpertShape& shape [[buffer(9)]],
@@ -226,8 +226,8 @@ template <int BITS, int R>
             const uint count = min(width - next_column, kDownColumns - used);
             const float weight = route[is_shared ? 2u * shape.top_k : next_slot];
             for (uint j = index; j < count; j += threads) {
-                stage_value<BITS>(float(x[next_slot * shape.stride + next_column + j]) * weight, used + j,
-                                  kChunks, (threadgroup float*)staged, sums);
+                stage_value<F>(float(x[next_slot * shape.stride + next_column + j]) * weight, used + j,
+                               kChunks, (threadgroup float*)staged, sums);
             }
             used += count;
             next_column += count;
@@ -245,13 +245,13 @@ template <int BITS, int R>
             const uint count = min(width - column, kDownColumns - used);
             const ulong expert = is_shared ? 0ul : ulong(route[shape.top_k + slot]);
             const ulong skipped = expert * ulong(shape.hidden);
-            device const uint4* w =
-                (is_shared ? shared_codes : codes) + skipped * ulong(width / kChunk * uint(BITS / 4));
+            device const uint* w =
+                (is_shared ? shared_codes : codes) + skipped * ulong(width / kChunk * chunk_words(F));
             const ulong skipped_groups = skipped * ulong(width >> group_shift);
             device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
             device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
-            multiply_tile<BITS, R, 1>(w, s, b, rows, width, group_shift, column, count, kChunks,
-                                      staged + used / kChunk, sums + used / kChunk, lane, acc);
+            multiply_tile<F, R, 1>(w, s, b, rows, width, group_shift, column, count, kChunks,
+                                   staged + used / kChunk, sums + used / kChunk, lane, acc);
             used += count;
             column += count;
             if (column == width) {
@@ -272,19 +272,19 @@ template <int BITS, int R>
     }
 }
 
-#define LILY_ROUTE(bits, rows)                                    \
-    template [[host_name("route_b" #bits "_m" #rows)]] [[kernel]] \
-    decltype(route<bits, rows, 1>) route<bits, rows, 1>;
-#define LILY_EXPERTS(bits)                                    \
-    LILY_ROUTE(bits, 1)                                       \
-    LILY_ROUTE(bits, 2)                                       \
-    LILY_ROUTE(bits, 4)                                       \
-    LILY_ROUTE(bits, 8)                                       \
-    template [[host_name("experts_up_b" #bits)]] [[kernel]]   \
-    decltype(experts_up<bits, 2>) experts_up<bits, 2>;        \
-    template [[host_name("experts_down_b" #bits)]] [[kernel]] \
-    decltype(experts_down<bits, 2>) experts_down<bits, 2>;
+#define LILY_ROUTE(format, rows)                                   \
+    template [[host_name("route_" #format "_m" #rows)]] [[kernel]] \
+    decltype(route<Format::format, rows, 1>) route<Format::format, rows, 1>;
+#define LILY_EXPERT_KERNELS(format)                                        \
+    template [[host_name("experts_up_" #format)]] [[kernel]]               \
+    decltype(experts_up<Format::format, 2>) experts_up<Format::format, 2>; \
+    template [[host_name("experts_down_" #format)]] [[kernel]]             \
+    decltype(experts_down<Format::format, 2>) experts_down<Format::format, 2>;
+#define LILY_EXPERTS(format) \
+    LILY_ROUTE(format, 1)    \
+    LILY_ROUTE(format, 2)    \
+    LILY_ROUTE(format, 4)    \
+    LILY_ROUTE(format, 8)    \
+    LILY_EXPERT_KERNELS(format)
 
-LILY_EXPERTS(4)
-LILY_EXPERTS(8)
-LILY_EXPERTS(16)
+LILY_EACH_FORMAT(LILY_EXPERTS)

@@ -28,39 +28,43 @@ struct HeadShape {
     uint groups;  // threadgroups of the launch
 };
 
-template <int BITS>
-[[kernel]] void embed(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+template <Format F>
+[[kernel]] void embed(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
                       device const Scale* biases [[buffer(2)]], device const uint* tokens [[buffer(3)]],
                       device float* residual [[buffer(4)]], constant EmbedShape& shape [[buffer(5)]],
                       uint3 position [[thread_position_in_grid]]) {
-    constexpr int kVectors = BITS / 4;
+    constexpr int kWords = piece_words(F);
+    constexpr int kScales = chunk_scales(F);
     const uint column = position.x * kChunk;
     if (column >= shape.hidden) return;
-    const uint token = tokens[position.y];
-    const ulong row = ulong(token) * ulong(shape.hidden / kChunk * uint(kVectors));
-    uint4 words[kVectors];
-#pragma clang loop unroll(full)
-    for (int v = 0; v < kVectors; ++v) words[v] = codes[row + ulong(position.x * uint(kVectors) + uint(v))];
-    float scale = 1.0f;
+    const ulong token = ulong(tokens[position.y]);
+    device const uint* chunk =
+        codes + (token * ulong(shape.hidden / kChunk) + ulong(position.x)) * ulong(chunk_words(F));
+    float scale[2] = {1.0f, 1.0f};
     float bias = 0.0f;
-    if (BITS < 16) {
-        const ulong group =
-            ulong(token) * ulong(shape.hidden >> shape.group_shift) + ulong(column >> shape.group_shift);
-        scale = float(scales[group]);
-        bias = float(biases[group]);
-    }
+    const ulong group = token * ulong(shape.hidden >> shape.group_shift) + ulong(column >> shape.group_shift);
+#pragma clang loop unroll(full)
+    for (int s = 0; s < kScales; ++s) scale[s] = scale_value<F>(scales[group + ulong(s)]);
+    if (kScales == 1) scale[1] = scale[0];
+    if (is_affine(F)) bias = float(biases[group]);
     device float4* out = (device float4*)(residual + position.y * shape.hidden + column);
 #pragma clang loop unroll(full)
-    for (int i = 0; i < 8; ++i) {
-        const float4 q = decode<BITS>(words, i);
-        out[i] = float4(
-            fma(scale, q.x * code_weight<BITS>(0u), bias), fma(scale, q.y * code_weight<BITS>(1u), bias),
-            fma(scale, q.z * code_weight<BITS>(2u), bias), fma(scale, q.w * code_weight<BITS>(3u), bias));
+    for (int p = 0; p < chunk_pieces(F); ++p) {
+        uint words[kWords];
+        load_piece<F>(chunk, p, words);
+#pragma clang loop unroll(full)
+        for (int i = 0; i < piece_steps(F); ++i) {
+            const float4 q = decode<F>(words, i);
+            const float s = scale[(p * piece_steps(F) + i) / 4];
+            out[p * piece_steps(F) + i] =
+                float4(fma(s, q.x * code_weight<F>(0u), bias), fma(s, q.y * code_weight<F>(1u), bias),
+                       fma(s, q.z * code_weight<F>(2u), bias), fma(s, q.w * code_weight<F>(3u), bias));
+        }
     }
 }
 
-template <int BITS, int M, int WANTED>
-[[kernel]] void head(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+template <Format F, int M, int WANTED>
+[[kernel]] void head(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
                      device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
                      device const float* gain [[buffer(4)]], device const uint* sources [[buffer(5)]],
                      device float* logits [[buffer(6)]], device float* hidden [[buffer(7)]],
@@ -95,11 +99,11 @@ template <int BITS, int M, int WANTED>
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage_gained<BITS, M>(input, gain, source, shape.rows, shape.cols, begin, count, kTile / kChunk,
-                              index, threads, (threadgroup float*)staged, sums, squares);
+        stage_gained<F, M>(input, gain, source, shape.rows, shape.cols, begin, count, kTile / kChunk, index,
+                           threads, (threadgroup float*)staged, sums, squares);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
-                                  kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<F, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                               kTile / kChunk, staged, sums, lane, acc);
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
@@ -181,17 +185,17 @@ template <int BITS, int M, int WANTED>
     }
 }
 
-#define LILY_HEAD(bits, rows)                                    \
-    template [[host_name("head_b" #bits "_m" #rows)]] [[kernel]] \
-    decltype(head<bits, rows, 4>) head<bits, rows, 4>;
-#define LILY_ENDS(bits)                                \
-    template [[host_name("embed_b" #bits)]] [[kernel]] \
-    decltype(embed<bits>) embed<bits>;                 \
-    LILY_HEAD(bits, 1)                                 \
-    LILY_HEAD(bits, 2)                                 \
-    LILY_HEAD(bits, 4)                                 \
-    LILY_HEAD(bits, 8)
+#define LILY_HEAD(format, rows)                                   \
+    template [[host_name("head_" #format "_m" #rows)]] [[kernel]] \
+    decltype(head<Format::format, rows, 4>) head<Format::format, rows, 4>;
+#define LILY_EMBED(format)                              \
+    template [[host_name("embed_" #format)]] [[kernel]] \
+    decltype(embed<Format::format>) embed<Format::format>;
+#define LILY_ENDS(format) \
+    LILY_EMBED(format)    \
+    LILY_HEAD(format, 1)  \
+    LILY_HEAD(format, 2)  \
+    LILY_HEAD(format, 4)  \
+    LILY_HEAD(format, 8)
 
-LILY_ENDS(4)
-LILY_ENDS(8)
-LILY_ENDS(16)
+LILY_EACH_FORMAT(LILY_ENDS)

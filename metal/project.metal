@@ -31,14 +31,16 @@ struct HeadNorm {
 
 constant constexpr const uint kMaxHeads = 64u;
 
-template <int BITS, int M, int WANTED>
-[[kernel]] void norm_project(
-    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-    device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
-    device const float* gain [[buffer(4)]], device Activation* out [[buffer(5)]],
-    constant ProjectShape& shape [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+template <Format F, int M, int WANTED>
+[[kernel]] void norm_project(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+                             device const Scale* biases [[buffer(2)]],
+                             device const float* input [[buffer(3)]], device const float* gain [[buffer(4)]],
+                             device Activation* out [[buffer(5)]], constant ProjectShape& shape [[buffer(6)]],
+                             uint group [[threadgroup_position_in_grid]],
+                             uint index [[thread_index_in_threadgroup]],
+                             uint threads [[threads_per_threadgroup]],
+                             uint simdgroup [[simdgroup_index_in_threadgroup]],
+                             uint lane [[thread_index_in_simdgroup]]) {
     constexpr int R = row_block(WANTED, M);
     constexpr uint kTile = tile_columns(M);
     constexpr uint kVectors = staged_vectors(kTile) * uint(M);
@@ -64,11 +66,11 @@ template <int BITS, int M, int WANTED>
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage_gained<BITS, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk,
-                              index, threads, (threadgroup float*)staged, sums, squares);
+        stage_gained<F, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk, index,
+                           threads, (threadgroup float*)staged, sums, squares);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
-                                  kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<F, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                               kTile / kChunk, staged, sums, lane, acc);
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
@@ -85,14 +87,16 @@ template <int BITS, int M, int WANTED>
     }
 }
 
-template <int BITS, int M, int WANTED>
-[[kernel]] void norm_gate_up(
-    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-    device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
-    device const float* gain [[buffer(4)]], device Activation* out [[buffer(5)]],
-    constant ProjectShape& shape [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+template <Format F, int M, int WANTED>
+[[kernel]] void norm_gate_up(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+                             device const Scale* biases [[buffer(2)]],
+                             device const float* input [[buffer(3)]], device const float* gain [[buffer(4)]],
+                             device Activation* out [[buffer(5)]], constant ProjectShape& shape [[buffer(6)]],
+                             uint group [[threadgroup_position_in_grid]],
+                             uint index [[thread_index_in_threadgroup]],
+                             uint threads [[threads_per_threadgroup]],
+                             uint simdgroup [[simdgroup_index_in_threadgroup]],
+                             uint lane [[thread_index_in_simdgroup]]) {
     constexpr int R = row_block(2 * WANTED, M) / 2;  // outputs; twice as many weight rows
     constexpr uint kTile = tile_columns(M);
     constexpr uint kVectors = staged_vectors(kTile) * uint(M);
@@ -121,11 +125,11 @@ template <int BITS, int M, int WANTED>
     for (uint begin = 0u; begin < shape.cols; begin += kTile) {
         const uint count = min(kTile, shape.cols - begin);
         if (begin > 0u) threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage_gained<BITS, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk,
-                              index, threads, (threadgroup float*)staged, sums, squares);
+        stage_gained<F, M>(input, gain, sources, shape.rows, shape.cols, begin, count, kTile / kChunk, index,
+                           threads, (threadgroup float*)staged, sums, squares);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, 2 * R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin,
-                                      count, kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<F, 2 * R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                                   kTile / kChunk, staged, sums, lane, acc);
     }
     float inverse[M];
     inverse_rms<M>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
@@ -143,8 +147,8 @@ template <int BITS, int M, int WANTED>
     }
 }
 
-template <int BITS, int M, int WANTED, bool HEADS>
-inline void add_projection(device const uint4* codes, device const Scale* scales, device const Scale* biases,
+template <Format F, int M, int WANTED, bool HEADS>
+inline void add_projection(device const uint* codes, device const Scale* scales, device const Scale* biases,
                            device const Activation* input, device float* residual,
                            constant ProjectShape& shape, threadgroup const float* inverse, uint head_shift,
                            threadgroup float4* staged, threadgroup float* sums, uint group, uint index,
@@ -170,14 +174,14 @@ inline void add_projection(device const uint4* codes, device const Scale* scales
                     x = float(input[uint(m) * shape.cols + column]);
                     if (HEADS) x *= inverse[uint(m) * kMaxHeads + (column >> head_shift)];
                 }
-                stage_value<BITS>(x, j, kTile / kChunk,
-                                  (threadgroup float*)staged + uint(m) * 32u * (kTile / kChunk + 1u),
-                                  sums + uint(m) * (kTile / kChunk));
+                stage_value<F>(x, j, kTile / kChunk,
+                               (threadgroup float*)staged + uint(m) * 32u * (kTile / kChunk + 1u),
+                               sums + uint(m) * (kTile / kChunk));
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply_tile<BITS, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
-                                  kTile / kChunk, staged, sums, lane, acc);
+        multiply_tile<F, R, M>(codes, scales, biases, rows, shape.cols, shape.group_shift, begin, count,
+                               kTile / kChunk, staged, sums, lane, acc);
     }
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
@@ -193,8 +197,8 @@ inline void add_projection(device const uint4* codes, device const Scale* scales
     }
 }
 
-template <int BITS, int M, int WANTED>
-[[kernel]] void project_add(device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+template <Format F, int M, int WANTED>
+[[kernel]] void project_add(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
                             device const Scale* biases [[buffer(2)]],
                             device const Activation* input [[buffer(3)]],
                             device float* residual [[buffer(4)]], constant ProjectShape& shape [[buffer(5)]],
@@ -207,13 +211,13 @@ template <int BITS, int M, int WANTED>
     constexpr uint kSums = tile_columns(M) / 32u * uint(M);
     threadgroup float4 staged[kVectors];
     threadgroup float sums[kSums];
-    add_projection<BITS, M, WANTED, false>(codes, scales, biases, input, residual, shape, sums, 0u, staged,
-                                           sums, group, index, threads, simdgroup, lane);
+    add_projection<F, M, WANTED, false>(codes, scales, biases, input, residual, shape, sums, 0u, staged, sums,
+                                        group, index, threads, simdgroup, lane);
 }
 
-template <int BITS, int M, int WANTED>
+template <Format F, int M, int WANTED>
 [[kernel]] void project_add_heads(
-    device const uint4* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
     device float* residual [[buffer(4)]], constant ProjectShape& shape [[buffer(5)]],
     device const float* squares [[buffer(6)]], constant HeadNorm& norm [[buffer(7)]],
@@ -233,25 +237,22 @@ template <int BITS, int M, int WANTED>
         inverse[i / norm.heads * kMaxHeads + i % norm.heads] = 1.0f / sqrt(mean + norm.eps);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    add_projection<BITS, M, WANTED, true>(codes, scales, biases, input, residual, shape, inverse,
-                                          norm.head_shift, staged, sums, group, index, threads, simdgroup,
-                                          lane);
+    add_projection<F, M, WANTED, true>(codes, scales, biases, input, residual, shape, inverse,
+                                       norm.head_shift, staged, sums, group, index, threads, simdgroup, lane);
 }
 
-#define LILY_PROJECTION(name, bits, rows, wanted)                  \
-    template [[host_name(#name "_b" #bits "_m" #rows)]] [[kernel]] \
-    decltype(name<bits, rows, wanted>) name<bits, rows, wanted>;
-#define LILY_PROJECTION_ROWS(name, bits, wanted) \
-    LILY_PROJECTION(name, bits, 1, wanted)       \
-    LILY_PROJECTION(name, bits, 2, wanted)       \
-    LILY_PROJECTION(name, bits, 4, wanted)       \
-    LILY_PROJECTION(name, bits, 8, wanted)
-#define LILY_PROJECTION_BITS(name, wanted) \
-    LILY_PROJECTION_ROWS(name, 4, wanted)  \
-    LILY_PROJECTION_ROWS(name, 8, wanted)  \
-    LILY_PROJECTION_ROWS(name, 16, wanted)
+#define LILY_PROJECTION(name, format, rows, wanted)                 \
+    template [[host_name(#name "_" #format "_m" #rows)]] [[kernel]] \
+    decltype(name<Format::format, rows, wanted>) name<Format::format, rows, wanted>;
+#define LILY_PROJECTION_ROWS(name, format, wanted) \
+    LILY_PROJECTION(name, format, 1, wanted)       \
+    LILY_PROJECTION(name, format, 2, wanted)       \
+    LILY_PROJECTION(name, format, 4, wanted)       \
+    LILY_PROJECTION(name, format, 8, wanted)
+#define LILY_PROJECTIONS(format)                  \
+    LILY_PROJECTION_ROWS(norm_project, format, 4) \
+    LILY_PROJECTION_ROWS(norm_gate_up, format, 2) \
+    LILY_PROJECTION_ROWS(project_add, format, 2)  \
+    LILY_PROJECTION_ROWS(project_add_heads, format, 2)
 
-LILY_PROJECTION_BITS(norm_project, 4)
-LILY_PROJECTION_BITS(norm_gate_up, 2)
-LILY_PROJECTION_BITS(project_add, 2)
-LILY_PROJECTION_BITS(project_add_heads, 2)
+LILY_EACH_FORMAT(LILY_PROJECTIONS)

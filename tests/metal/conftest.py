@@ -17,14 +17,15 @@ KernelFile = Callable[..., Library]
 
 @pytest.fixture(scope="session")
 def kernels(loaded_simulator: Simulator) -> KernelFile:
-    """`kernels("project", "float")` is metal/project.metal with fp32 activations, in the checked build."""
-    built: dict[tuple[str, str], Library] = {}
+    """`kernels("project", "float", "LILY_FORMAT=b6")` is metal/project.metal built so, checked."""
+    built: dict[tuple[str, ...], Library] = {}
 
-    def get(name: str, activation: str = "bfloat") -> Library:
-        if (name, activation) not in built:
-            built[name, activation] = loaded_simulator.compile(
-                METAL / f"{name}.metal", define=[f"LILY_ACTIVATION={activation}"], include=[METAL]
+    def get(name: str, activation: str = "bfloat", *define: str) -> Library:
+        key = (name, activation, *define)
+        if key not in built:
+            built[key] = loaded_simulator.compile(
+                METAL / f"{name}.metal", define=[f"LILY_ACTIVATION={activation}", *define], include=[METAL]
             )
-        return built[name, activation]
+        return built[key]
 
     return get

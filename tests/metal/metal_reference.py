@@ -17,6 +17,7 @@ METAL = ROOT / "metal"
 sys.path.insert(0, str(ROOT / "tools"))
 
 from metalsim.simulator import SEEDS, Buffer, Encoder, Library, Simulator  # noqa: E402
+from oracles.dequantise import E2M1, E4M3, E8M0  # noqa: E402
 
 __all__ = ["Buffer", "Encoder", "Library", "Simulator"]  # for tests: this module makes metalsim importable
 
@@ -35,9 +36,9 @@ def bf16(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Weights:
-    """A matrix as kernels take it, and in float64; `bits` 16 is bf16 without scales."""
+    """A matrix as kernels take it, and in float64; `format` is the suffix of the kernels' names."""
 
-    bits: int
+    format: str
     group: int
     codes: Array
     scales: Array
@@ -52,7 +53,9 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and biases."""
-        return int(self.codes.nbytes + (self.scales.nbytes + self.biases.nbytes if self.bits < 16 else 0))
+        return int(
+            self.codes.nbytes + sum(part.nbytes for part in (self.scales, self.biases) if part.size > 1)
+        )
 
     def arguments(self, sim: Simulator, first: int = 0) -> dict[int, Buffer]:
         """Codes, scales and biases as three arguments from index `first` on."""
@@ -60,21 +63,50 @@ class Weights:
         return {first + i: sim.buffer(part, name) for i, (name, part) in enumerate(parts.items())}
 
 
-def quantised(rng: np.random.Generator, rows: int, cols: int, bits: int, group: int = 64) -> Weights:
-    """Random weights of about 1 / sqrt(cols), with every code."""
+NOTHING = np.zeros(1, BF16)  # bound where a format has no scales or biases
+PLAIN = {"b16": BF16, "f16": np.float16, "f32": np.float32}
+# Bits of a code, columns of a scale, numbers by code and by scale, as the standards define them.
+SMALL_FLOATS = {
+    "mxfp4": (4, 32, E2M1, E8M0),
+    "mxfp8": (8, 32, E4M3, E8M0),
+    "nvfp4": (4, 16, E2M1, E4M3),
+}
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """Codes [rows, cols] as one little-endian bit stream per row, in words of 32 bits."""
+    stream = (codes[..., None] >> np.arange(bits)) & 1
+    octets = np.packbits(stream.astype(np.uint8).reshape(len(codes), -1), axis=1, bitorder="little")
+    return octets.view(np.uint32)
+
+
+def quantised(
+    rng: np.random.Generator, rows: int, cols: int, kind: int | str, group: int = 64, scale: Any = BF16
+) -> Weights:
+    """Random weights of about 1 / sqrt(cols), with every code; `kind` is the bits, or the format's name.
+
+    `scale` is the type of affine scales and biases. bf16 scales times codes are exact in fp32.
+    """
     size = 1.0 / np.sqrt(cols)
-    if bits == 16:
-        dense = bf16(rng.normal(0, size, (rows, cols)))
-        nothing = np.zeros(1, BF16)
-        return Weights(16, 32, dense, nothing, nothing, dense.astype(np.float64))
-    codes = rng.integers(0, 2**bits, (rows, cols), dtype=np.uint64)
-    per = 32 // bits
-    shifts = np.arange(per, dtype=np.uint64) * np.uint64(bits)
-    words = (codes.reshape(rows, cols // per, per) << shifts).sum(-1).astype(np.uint32)
-    scales = bf16(rng.uniform(0.5, 2.0, (rows, cols // group)) * size * 4 / 2**bits)
-    biases = bf16(-scales.astype(np.float32) * 2 ** (bits - 1) * rng.uniform(0.9, 1.1, scales.shape))
+    name = f"b{kind}" if isinstance(kind, int) else kind
+    if name in PLAIN:
+        dense = rng.normal(0, size, (rows, cols)).astype(PLAIN[name])
+        return Weights(name, 32, dense, NOTHING, NOTHING, dense.astype(np.float64))
+    if name in SMALL_FLOATS:
+        bits, group, numbers, factors = SMALL_FLOATS[name]
+        codes = rng.integers(0, 2**bits, (rows, cols))
+        codes[np.isnan(numbers[codes])] = 1
+        low, high = (121, 124) if factors is E8M0 else (8, 0x38)
+        scales = rng.integers(low, high, (rows, cols // group), dtype=np.uint8)
+        dense = np.repeat(factors[scales], group, axis=1) * numbers[codes]
+        return Weights(name, group, packed(codes, bits), scales, np.zeros(1, np.uint8), dense)
+    bits = int(name[1:])
+    codes = rng.integers(0, 2**bits, (rows, cols))
+    scales = (rng.uniform(0.5, 2.0, (rows, cols // group)) * size * 4 / 2**bits).astype(scale)
+    biases = -scales.astype(np.float64) * 2 ** (bits - 1) * rng.uniform(0.9, 1.1, scales.shape)
+    biases = biases.astype(scale)
     wide = [np.repeat(part.astype(np.float64), group, axis=1) for part in (scales, biases)]
-    return Weights(bits, group, words, scales, biases, wide[0] * codes.astype(np.float64) + wide[1])
+    return Weights(name, group, packed(codes, bits), scales, biases, wide[0] * codes + wide[1])
 
 
 def rms(x: Array) -> npt.NDArray[np.float64]:

@@ -25,15 +25,15 @@ from metal_reference import (
 
 @dataclass(frozen=True)
 class Shape:
-    """One mixture; `bits` of the experts, `shared_bits` of the shared one (width 0: there is none)."""
+    """One mixture; formats of the experts and of the shared one (width 0: there is none)."""
 
     experts: int = 9
     top_k: int = 3
     hidden: int = 96
     width: int = 64
     shared_width: int = 128
-    bits: int = 4
-    shared_bits: int = 4
+    format: str = "b4"
+    shared_format: str = "b4"
     normalize: bool = True
 
     @property
@@ -54,20 +54,20 @@ class Shape:
             self.shared_width, self.stride, self.slots, self.hidden, group_shift, group_shift,
         )  # fmt: skip
 
-    def launches(self) -> list[tuple[int, int, int]]:
-        """(bits, first slot, slots): one, or two if the shared expert has other bits."""
-        if not self.shared or self.bits == self.shared_bits:
-            return [(self.bits, 0, self.slots)]
-        return [(self.bits, 0, self.top_k), (self.shared_bits, self.top_k, 1)]
+    def launches(self) -> list[tuple[str, int, int]]:
+        """(format, first slot, slots): one, or two if the shared expert has another format."""
+        if not self.shared or self.format == self.shared_format:
+            return [(self.format, 0, self.slots)]
+        return [(self.format, 0, self.top_k), (self.shared_format, self.top_k, 1)]
 
 
 SHAPES = {
     "odd": Shape(),
     "one of two": Shape(experts=2, top_k=1, hidden=32, width=32, shared_width=32),
     "no shared": Shape(experts=70, top_k=10, hidden=160, width=96, shared_width=0),
-    "all experts weigh": Shape(experts=33, top_k=4, normalize=False, bits=8, shared_bits=8),
-    "plain weights": Shape(bits=16, shared_bits=16, hidden=64),
-    "shared in eight bits": Shape(shared_bits=8, experts=40, top_k=8),
+    "all experts weigh": Shape(experts=33, top_k=4, normalize=False, format="b8", shared_format="b8"),
+    "plain weights": Shape(format="b16", shared_format="b16", hidden=64),
+    "shared in eight bits": Shape(shared_format="b8", experts=40, top_k=8),
     "several fills": Shape(width=576, shared_width=544, top_k=10, experts=12, hidden=64),
 }
 
@@ -87,10 +87,10 @@ class Mixture:
         wide = max(s.shared_width, 32)
         return Mixture(
             s,
-            quantised(rng, s.experts * 2 * s.width, s.hidden, s.bits, group),
-            quantised(rng, s.experts * s.hidden, s.width, s.bits, group),
-            quantised(rng, 2 * wide, s.hidden, s.shared_bits, group),
-            quantised(rng, s.hidden, wide, s.shared_bits, group),
+            quantised(rng, s.experts * 2 * s.width, s.hidden, s.format, group),
+            quantised(rng, s.experts * s.hidden, s.width, s.format, group),
+            quantised(rng, 2 * wide, s.hidden, s.shared_format, group),
+            quantised(rng, s.hidden, wide, s.shared_format, group),
         )
 
     def slot(self, weights: Weights, shared: Weights, expert: int | None) -> Array:
@@ -119,13 +119,13 @@ def up(
     routing = sim.buffer(np.zeros((rows, 2 * s.top_k + s.shared), np.float32), "routing")
     arguments = mixture.up.arguments(sim) | mixture.shared_up.arguments(sim, 3)
     arguments |= {6: sim.buffer(normed, "normed"), 7: sim.buffer(logits, "logits"), 8: out, 9: routing}
-    for bits, first, count in s.launches():
+    for suffix, first, count in s.launches():
         width = s.shared_width if first else s.stride
         run(
             sim,
             {
                 "library": library,
-                "kernel": f"experts_up_b{bits}",
+                "kernel": f"experts_up_{suffix}",
                 "arguments": arguments | {10: s.structure(mixture.up.group_shift, first, count)},
                 "groups": (-(-width // 32), count, rows),
                 "group": 256,
@@ -149,12 +149,12 @@ def down(
         *(
             {
                 "library": library,
-                "kernel": f"experts_down_b{bits}",
+                "kernel": f"experts_down_{suffix}",
                 "arguments": arguments | {9: s.structure(mixture.down.group_shift, first, count)},
                 "groups": (-(-s.hidden // (4 * simdgroups)), 1, rows),
                 "group": 32 * simdgroups,
             }
-            for bits, first, count in s.launches()
+            for suffix, first, count in s.launches()
         ),
     )
     return residual.array(np.float32, (rows, s.hidden)).copy()

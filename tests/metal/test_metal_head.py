@@ -9,6 +9,25 @@ import pytest
 from metal_reference import EPS, Array, Weights, assert_near, on_every_seed, quantised, rms, run, structure
 
 
+def embed(sim: Any, library: Any, table: Weights, tokens: Array) -> Array:
+    """Rows of the table."""
+    rows, hidden = len(tokens), table.dense.shape[1]
+    residual = sim.buffer(4 * rows * hidden, "residual")
+    arguments = table.arguments(sim) | {3: sim.buffer(tokens, "tokens"), 4: residual}
+    arguments[5] = structure(rows, hidden, table.group_shift)
+    run(
+        sim,
+        {
+            "library": library,
+            "kernel": f"embed_{table.format}",
+            "arguments": arguments,
+            "groups": (-(-hidden // 1024), rows),
+            "group": (32, 1),
+        },
+    )
+    return residual.array(np.float32, (rows, hidden)).copy()
+
+
 @pytest.mark.parametrize(
     ("bits", "group", "hidden"), [(4, 64, 192), (4, 32, 2080), (8, 128, 128), (8, 32, 96), (16, 32, 64)]
 )
@@ -17,25 +36,9 @@ def test_embed_is_the_row_of_the_table(
 ) -> None:
     table = quantised(rng, 50, hidden, bits, group)
     tokens = np.array([49, 0, 7, 7, 13], np.uint32)
-
-    def compute() -> Array:
-        residual = sim.buffer(4 * 5 * hidden, "residual")
-        arguments = table.arguments(sim) | {3: sim.buffer(tokens, "tokens"), 4: residual}
-        arguments[5] = structure(5, hidden, table.group_shift)
-        run(
-            sim,
-            {
-                "library": kernels("head"),
-                "kernel": f"embed_b{bits}",
-                "arguments": arguments,
-                "groups": (-(-hidden // 1024), 5),
-                "group": (32, 1),
-            },
-        )
-        return residual.array(np.float32, (5, hidden)).copy()
-
+    found = on_every_seed(sim, lambda: embed(sim, kernels("head"), table, tokens))
     # scale * code is exact in fp32 (8 and at most 8 bits), so only the sum is rounded.
-    assert (on_every_seed(sim, compute) == table.dense[tokens].astype(np.float32)).all()
+    assert (found == table.dense[tokens].astype(np.float32)).all()
 
 
 def head(
@@ -54,7 +57,7 @@ def head(
     arguments |= {5: sim.buffer(sources.astype(np.uint32), "sources"), 6: logits, 7: hidden, 8: best}
     arguments[9] = structure(rows, cols, outputs, w.group_shift, EPS, int(want_logits), groups)
     choice = {0: best, 1: tokens, 2: keys, 3: positions, 4: np.uint32(groups), 5: np.uint32(1)}
-    first = {"kernel": f"head_b{w.bits}_m{m}", "arguments": arguments, "groups": groups}
+    first = {"kernel": f"head_{w.format}_m{m}", "arguments": arguments, "groups": groups}
     run(
         sim,
         {"library": library, "group": 256} | first,

@@ -46,7 +46,7 @@ def launch(
         sim,
         {
             "library": library,
-            "kernel": f"{name}_b{weights.bits}_m{capacity(rows)}",
+            "kernel": f"{name}_{weights.format}_m{capacity(rows)}",
             "arguments": weights.arguments(sim) | arguments,
             "groups": -(-geometry["outputs"] // (2 * per_half * simdgroups)),
             "group": 32 * simdgroups,
