@@ -2,6 +2,7 @@
 
 setup                      fetch the compiler and the metal-cpp headers
 build                      build libmetalsim.so
+package                    build lily with the Metal backend on the simulator; prints the folder for sys.path
 check FILE.metal...        static check: types, address spaces, lint, vocabulary
 reflect FILE.metal...      kernels and their bindings as JSON
 compile FILE.metal         kernel library for the simulator; prints its path
@@ -36,6 +37,13 @@ def _setup(_: argparse.Namespace) -> int:
 
 def _build(_: argparse.Namespace) -> int:
     print(build.build_library())
+    return 0
+
+
+def _package(_: argparse.Namespace) -> int:
+    from .extension import build_package
+
+    print(build_package())
     return 0
 
 
@@ -98,7 +106,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="metalsim", description="Metal on Linux, for tests")
     commands = parser.add_subparsers(dest="command", required=True)
-    plain: dict[str, Command] = {"setup": _setup, "build": _build, "flags": _flags}
+    plain: dict[str, Command] = {"setup": _setup, "build": _build, "package": _package, "flags": _flags}
     for name, function in plain.items():
         commands.add_parser(name).set_defaults(function=function)
     on_files: dict[str, Command] = {"check": _check, "reflect": _reflect}

@@ -115,21 +115,22 @@ def build_extension(
     nanobind: Path,
     python_include: Path,
     options: Sequence[str] = (),
+    objects: Sequence[Path] = (),
 ) -> Path:
     """Python extension for Linux from host sources on metal-cpp and nanobind. Raises CompileError.
 
-    `options` are further compiler flags (`-I`, `-D`, `-O`) of the given sources.
+    `options` are further compiler flags (`-I`, `-D`, `-O`) of the given sources; `objects` are linked too.
     """
     build_library()
     folder = paths.build_directory() / "extension"
     python = ["-isystem", str(python_include), "-I", str(nanobind / "include")]
     python += ["-I", str(nanobind / "ext" / "robin_map" / "include"), "-fvisibility=hidden"]
     flags = [*host_flags(), *python, "-g1", "-Wall", *options]
-    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    linked = [compile_object(_compiler(), flags, source, folder) for source in sources]
     combined = nanobind / "src" / "nb_combined.cpp"
     plain = [*_TARGET, *python, "-std=c++20", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w"]
-    objects.append(compile_object(_compiler(), plain, combined, folder))
-    return _link(objects, output, ["-shared", *link_flags()])
+    linked.append(compile_object(_compiler(), plain, combined, folder))
+    return _link([*linked, *objects], output, ["-shared", *link_flags()])
 
 
 def kernel_flags(checked: bool) -> list[str]:

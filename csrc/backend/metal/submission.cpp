@@ -93,14 +93,13 @@ void Submission::conclude() {
         const NS::Error* error = buffer->error();
         const NS::Integer code = error ? error->code() : 0;
         failed_pass_ = pass_;
-        failure_ = describe(i) + " failed: " + meaning(code) + ": " + reason_of(error) + " (code " +
-                   std::to_string(code) + ")";
-        if (is_final(code)) failures_->break_stream(failure_);
+        cause_ = describe(i) + " failed: " + meaning(code) + ": " + reason_of(error) + " (code " +
+                 std::to_string(code) + ")";
+        if (is_final(code)) failures_->break_stream(cause_);
     }
     if (failed_pass_ == 0 && previous_ && previous_->failed_pass_ > reported_) {
         failed_pass_ = previous_->failed_pass_;
-        failure_ =
-            "Metal pass '" + label_ + "' has no valid result, as an earlier one: " + previous_->failure_;
+        cause_ = previous_->cause_;
     }
     if (!parts_.empty()) {
         gpu_start_ = parts_.front().command_buffer->GPUStartTime();
@@ -129,7 +128,9 @@ void Submission::report() {
     const std::lock_guard lock(mutex_);
     if (failed_pass_ == 0) return;
     failures_->report(failed_pass_);
-    throw BackendError(failure_);
+    if (failed_pass_ == pass_) throw BackendError(cause_);
+    throw BackendError("Metal pass '" + label_ +
+                       "' has no valid result, for an earlier one failed: " + cause_);
 }
 
 }  // namespace lily::metal

@@ -72,7 +72,7 @@ class Submission {
     uint64_t reported_ = 0;  // failures known to the caller when it was committed
     bool concluded_ = false;
     uint64_t failed_pass_ = 0;  // the pass that is to blame; 0 if all went well
-    std::string failure_;
+    std::string cause_;         // its failure
     double gpu_start_ = 0, gpu_end_ = 0;
 };
 

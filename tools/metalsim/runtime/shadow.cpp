@@ -23,9 +23,11 @@ Cell* const cells = reinterpret_cast<Cell*>(base);
 //   groups 1 | shared 1 | dispatch 12 | threadgroup 19 | thread 10 | barrier epoch 10 | simdgroup epoch 9 |
 //   atomic 1 | valid 1
 // In a read stamp, `shared` means several unordered readers of one threadgroup (thread = all ones: of several
-// simdgroups) and `groups` readers of several threadgroups.
+// simdgroups) and `groups` readers of several threadgroups (threadgroup, thread and epoch = all ones: of
+// several dispatches).
 constexpr uint64_t of_groups = 1ull << 63, shared = 1ull << 62, all_threads = 0x3FFull << 21, atomic_bit = 2,
                    valid = 1;
+constexpr uint64_t of_dispatches = of_groups | 0x7FFFFull << 31 | all_threads | 0x3FFull << 11;
 constexpr uint64_t settled = valid;   // dispatch 0: ordered before everything
 constexpr uint64_t unusable = ~0ull;  // threadgroup memory outside a variable
 
@@ -35,6 +37,7 @@ uint32_t thread_of(uint64_t s) { return uint32_t(s >> 21 & 0x3FF); }
 uint32_t epoch_of(uint64_t s) { return uint32_t(s >> 11 & 0x3FF); }
 uint32_t simd_epoch_of(uint64_t s) { return uint32_t(s >> 2 & 0x1FF); }
 bool is_atomic(uint64_t s) { return s & atomic_bit; }
+bool has_many_dispatches(uint64_t s) { return (s & of_dispatches) == of_dispatches; }
 bool has_many_simdgroups(uint64_t s) { return (s & shared) && (s & all_threads) == all_threads; }
 
 uint64_t stamp(uint64_t dispatch, uint64_t group_index, uint64_t thread, uint64_t epoch, uint64_t simd_epoch,
@@ -57,8 +60,10 @@ bool ordered(uint64_t p, uint64_t c, const Buffer* buffer) {
 }
 
 // The read stamp after one more read, which was found ordered after the last write.
-uint64_t merge_read(uint64_t r, uint64_t now) {
-    if (!r || dispatch_of(r) != dispatch_of(now)) return now;
+uint64_t merge_read(uint64_t r, uint64_t now, const Buffer* buffer) {
+    if (!r) return now;
+    if (dispatch_of(r) != dispatch_of(now))
+        return !buffer || ordering::ordered_before(dispatch_of(r), buffer) ? now : now | of_dispatches;
     if (r & of_groups) return r;
     if (group_of(r) != group_of(now)) return now | of_groups;
     if (epoch_of(r) != epoch_of(now)) return now;
@@ -72,7 +77,7 @@ __attribute__((noinline)) void report_race(const char* what, uint64_t p, uint64_
                                            uint64_t offset, void* pc) {
     std::string place =
         std::string(what) + " on " + (b ? b->name : "threadgroup memory") + "+" + std::to_string(offset);
-    if (dispatch_of(p) != dispatch_of(c)) {
+    if (dispatch_of(p) != dispatch_of(c) || has_many_dispatches(p)) {
         report("dispatch-hazard", place + ": no barrier, fence or event since an earlier dispatch touched it",
                {pc});
         return;
@@ -150,7 +155,7 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
         const bool first_write = !w || dispatch_of(w) != dispatch_of(now);
         if (loads(kind) && first_read) fresh.read += run;
         if (kind == Access::read) {
-            const uint64_t merged = merge_read(r, now);
+            const uint64_t merged = merge_read(r, now, b);
             if (merged != r)
                 for (unsigned i = 0; i < run; i++) c[i].read = merged;
             continue;
