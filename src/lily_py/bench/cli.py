@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from lily_py.bench import records, tables
@@ -23,6 +24,7 @@ from lily_py.bench.rows import ROW_COUNTS, measure_rows
 from lily_py.bench.run import PEERS, RunOptions, run_comparison
 from lily_py.bench.shapes import SHAPES, find_shape
 from lily_py.bench.start import measure_start
+from lily_py.bench.state_commands import COMMANDS, Command
 from lily_py.bench.synthetic import make_checkpoint
 from lily_py.bench.workload import Workload
 from lily_py.checkpoint import open_checkpoint
@@ -115,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     concurrent.add_argument("--threads", type=int, default=default_threads())
     concurrent.add_argument("--repeats", type=int, default=5)
     _add_save(concurrent)
+
+    for measurement in COMMANDS:
+        added = command(measurement.name, partial(_measure, measurement), measurement.text)
+        measurement.add_arguments(added)
+        _add_save(added)
 
     predict = command("estimate", _estimate, "Estimate tok/s on a Mac from counted work.")
     predict.add_argument("--chip", required=True, help=", ".join(CHIPS))
@@ -272,6 +279,13 @@ def _concurrent(options: argparse.Namespace) -> int:
         say=_say,
     )
     print(tables.concurrency_table(result))
+    _save(result, options)
+    return 0
+
+
+def _measure(command: Command, options: argparse.Namespace) -> int:
+    result = command.measure(options, _say)
+    print(command.table(result))
     _save(result, options)
     return 0
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lily_py.bench.extras import require
+from lily_py.bench.gguf_vocabulary import add_vocabulary
 from lily_py.bench.synthetic import from_bf16
 from lily_py.checkpoint import Checkpoint, TensorSlice, Weight
 from lily_py.errors import InvalidArgumentError, UnsupportedModelError
@@ -152,7 +153,7 @@ def _add_parameters(writer: Any, gguf: Any, checkpoint: Checkpoint, kind: GgufTy
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_tokenizer_model("none")
+    add_vocabulary(writer, gguf, checkpoint)
 
 
 def _target(weight: Weight, reader: _Reader) -> _Target | None:

@@ -12,16 +12,27 @@ from typing import Any
 from lily_py.bench.ablate import AblateResult
 from lily_py.bench.arms import Say
 from lily_py.bench.concurrency import ConcurrencyResult
+from lily_py.bench.conversation import ConversationResult
 from lily_py.bench.machine import describe_machine
 from lily_py.bench.plot import plot_run
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
 from lily_py.bench.start import StartResult
+from lily_py.bench.states import StatesResult
 from lily_py.bench.workload import PHASES
 from lily_py.errors import InvalidArgumentError, LilyError
 
-Result = RunResult | Roofline | RowsResult | AblateResult | StartResult | ConcurrencyResult
+Result = (
+    RunResult
+    | Roofline
+    | RowsResult
+    | AblateResult
+    | StartResult
+    | ConcurrencyResult
+    | ConversationResult
+    | StatesResult
+)
 
 _KINDS: dict[str, Any] = {
     "roofline": Roofline,
@@ -30,6 +41,8 @@ _KINDS: dict[str, Any] = {
     "ablate": AblateResult,
     "start": StartResult,
     "concurrent": ConcurrencyResult,
+    "conversation": ConversationResult,
+    "states": StatesResult,
 }
 
 
@@ -126,9 +139,5 @@ def write_csv(result: RunResult, path: Path) -> Path:
 def _name(kind: str, result: Result) -> str:
     if isinstance(result, Roofline):
         return kind
-    threads = (
-        result.threads
-        if isinstance(result, RowsResult | StartResult | ConcurrencyResult)
-        else result.workload.threads
-    )
+    threads = result.workload.threads if isinstance(result, RunResult | AblateResult) else result.threads
     return f"{kind}-{result.checkpoint}-{threads}-threads"

@@ -9,12 +9,15 @@ from pathlib import Path
 from lily_py.bench import tables
 from lily_py.bench.ablate import AblateResult
 from lily_py.bench.concurrency import ConcurrencyResult
+from lily_py.bench.conversation import ConversationResult, describe_conversation
 from lily_py.bench.plot import plot_run
 from lily_py.bench.records import Record
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
 from lily_py.bench.start import StartResult
+from lily_py.bench.state_commands import conversation_table, states_table
+from lily_py.bench.states import StatesResult, describe_states
 from lily_py.bench.workload import short
 
 _INTRODUCTION = """\
@@ -57,6 +60,13 @@ def write_report(records: Sequence[Record], path: Path, command: str, picture_fo
         elif isinstance(result, AblateResult):
             title = f"{result.checkpoint}: what each optimisation is worth"
             parts += [f"## {title}", "Rate with it over rate without it.", tables.ablation_table(result)]
+        elif isinstance(result, ConversationResult):
+            title = f"{result.checkpoint}: the next turn of a conversation, {_threads(result.threads)}"
+            parts += [f"## {title}", describe_conversation(result), conversation_table(result)]
+            parts += [f"- {note}" for note in result.notes]
+        elif isinstance(result, StatesResult):
+            title = f"{result.checkpoint}: what states cost, {_threads(result.threads)}"
+            parts += [f"## {title}", describe_states(result), states_table(result)]
         elif isinstance(result, StartResult):
             parts += [f"## {result.checkpoint}: from nothing to the first token", tables.start_table(result)]
             parts += [f"- {note}" for note in result.notes]

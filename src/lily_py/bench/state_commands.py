@@ -1,0 +1,132 @@
+"""``lily bench conversation`` and ``lily bench states``: what earlier turns leave behind, and its cost."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lily_py.bench import conversation, states
+from lily_py.bench.arms import Say
+from lily_py.bench.llama_cpp import Setting
+from lily_py.bench.roofline import default_threads
+from lily_py.bench.tables import markdown_table
+
+
+@dataclass(frozen=True)
+class Command:
+    """A measurement with its own arguments.
+
+    Attributes:
+        name: of the command.
+        text: what it does.
+        add_arguments: declares its arguments, but for those on saving.
+        measure: runs it.
+        table: shows its result.
+    """
+
+    name: str
+    text: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace, Say], Any]
+    table: Callable[[Any], str]
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument(
+        "--priority",
+        action="store_true",
+        help="put the measured processes before other work (Linux, as root)",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers must be positive")
+    return numbers
+
+
+def _settings(text: str) -> tuple[Setting, ...]:
+    return tuple(Setting.parse(part) for part in text.split(","))
+
+
+def _add_conversation(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--turns", type=_numbers, default=conversation.TURNS, metavar="N,…")
+    parser.add_argument("--grow", type=int, default=500, help="tokens that a turn adds (default: 500)")
+    parser.add_argument("--answer", type=int, default=32, help="of them the answer's (default: 32)")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each arm (default: 3)")
+    parser.add_argument(
+        "--llama-settings",
+        type=_settings,
+        default=(),
+        metavar="S,…",
+        help="of llama.cpp's server, such as Q4_0:repack=1:fa=1:ub=512; default: not measured",
+    )
+    parser.add_argument(
+        "--gguf-folder", type=Path, help="where GGUF files lie; default: beside the checkpoint"
+    )
+
+
+def _measure_conversation(options: argparse.Namespace, say: Say) -> conversation.ConversationResult:
+    return conversation.measure_conversation(
+        options.checkpoint,
+        turns=options.turns,
+        grow=options.grow,
+        answer=options.answer,
+        threads=options.threads,
+        rounds=options.rounds,
+        llama_settings=options.llama_settings,
+        gguf_folder=options.gguf_folder,
+        priority=options.priority,
+        say=say,
+    )
+
+
+def _add_states(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--contexts", type=_numbers, default=states.CONTEXTS, metavar="N,…")
+    parser.add_argument("--repeats", type=int, default=10)
+
+
+def _measure_states(options: argparse.Namespace, _: Say) -> states.StatesResult:
+    return states.measure_states(
+        options.checkpoint,
+        contexts=options.contexts,
+        threads=options.threads,
+        repeats=options.repeats,
+        priority=options.priority,
+    )
+
+
+def conversation_table(result: conversation.ConversationResult) -> str:
+    """Return milliseconds to the first token by turn."""
+    return markdown_table(*conversation.conversation_rows(result))
+
+
+def states_table(result: states.StatesResult) -> str:
+    """Return milliseconds by operation and length."""
+    return markdown_table(*states.states_rows(result))
+
+
+COMMANDS = (
+    Command(
+        "conversation",
+        "Measure the time to the first token as a conversation grows.",
+        _add_conversation,
+        _measure_conversation,
+        conversation_table,
+    ),
+    Command(
+        "states",
+        "Measure snapshots, forks, saving and loading of sessions.",
+        _add_states,
+        _measure_states,
+        states_table,
+    ),
+)
