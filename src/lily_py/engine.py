@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -30,6 +29,7 @@ from lily_py.runtime import Runtime
 from lily_py.sampling import boolean, integer, new_seed
 from lily_py.session import Session
 from lily_py.state import Logits, Progress, State
+from lily_py.state_file import checked_path
 from lily_py.stream import AsyncStream, Stream
 
 if TYPE_CHECKING:
@@ -119,10 +119,15 @@ class Engine:
         else:
             budget = parse_size("cache_bytes", cache_bytes)
         interval = integer("snapshot_interval", snapshot_interval, 0, 1 << 30)
+        if cache_dir is None and cache_dir_bytes is not None:
+            raise InvalidArgumentError("cache_dir_bytes needs cache_dir, the folder that it is the budget of")
         if cache_dir is not None and not budget:
             raise InvalidArgumentError(
                 "cache_dir needs cache_bytes above 0: what it keeps passes through there"
             )
+        if cache_dir is not None:
+            folder = checked_path("cache_dir", cache_dir)
+            disk = disk_budget(folder, cache_dir_bytes)
         started = time.perf_counter()
         checkpoint = open_checkpoint(path_or_repo, revision=revision, mtp=mtp, progress=progress)
         positions = checkpoint.config.max_position_embeddings
@@ -146,8 +151,6 @@ class Engine:
             ablate=ablate,
         )
         if cache_dir is not None:
-            folder = Path(cache_dir)
-            disk = disk_budget(folder, cache_dir_bytes)
             runtime.store.keep_on(DiskStore(folder, disk, model, runtime.identity))
         engine = cls(os.fspath(path_or_repo), runtime)
         logger.info("loaded %r in %.2f s", engine, time.perf_counter() - started)

@@ -211,7 +211,13 @@ class Generation:
             return self._sampler.draw(logits)
         changed = logits.copy()
         for processor in self._options.logits_processors:
-            changed = numpy.asarray(processor(list(self._state.tokens), changed), numpy.float32)
+            returned = processor(list(self._state.tokens), changed)
+            try:
+                changed = numpy.asarray(returned, numpy.float32)
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"logits_processors: one returned {type(returned).__name__}, expected numbers"
+                ) from error
             if changed.shape != logits.shape:
                 raise InvalidArgumentError(
                     f"logits_processors: one returned shape {changed.shape}, expected {logits.shape}"

@@ -28,6 +28,9 @@ Words = NDArray[numpy.uint32]
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x09]{0,40}"}
 """Bounded, so that a model can't fill its answer with white space; indented documents fit."""
 
+_REASONS = {"NoExtensionBias": "no answer follows it"}
+"""What terse ones mean."""
+
 _tokenizers: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -63,7 +66,10 @@ def read_constraint(values: Mapping[str, Any]) -> Constraint | None:
             raise InvalidArgumentError(f"{name} must be a text, not empty, got {value!r}")
         matcher = _library().LLMatcher
         convert = matcher.grammar_from_regex if name == "regex" else matcher.grammar_from_lark
-        return Constraint(name, convert(value))
+        try:
+            return Constraint(name, convert(value))
+        except ValueError as error:
+            raise InvalidArgumentError(f"{name}: {error}") from error
     schema = _schema(value)
     if schema is None:
         return None
@@ -71,7 +77,10 @@ def read_constraint(values: Mapping[str, Any]) -> Constraint | None:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"response_format: the schema must be JSON ({error})") from error
-    return Constraint(name, _library().LLMatcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
+    try:
+        return Constraint(name, _library().LLMatcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{name}: {error}") from error
 
 
 class Matcher:
@@ -121,7 +130,9 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidArgumentError(f"{self._name}: {self._matcher.get_error().strip()}")
+            # Behind the reason follows the state of the library's parser.
+            reason = self._matcher.get_error().partition("\n<state>")[0].strip()
+            raise InvalidArgumentError(f"{self._name}: {_REASONS.get(reason, reason)}")
 
 
 def _schema(value: Any) -> Any:
@@ -132,8 +143,10 @@ def _schema(value: Any) -> Any:
     if kind == "json_object":
         return {"type": "object"}
     inner = value.get("json_schema") if kind == "json_schema" else None
-    if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping | bool):
+    if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
         return inner["schema"]
+    if isinstance(inner, Mapping) and inner.get("schema") is True:  # JSON Schema's way to say anything
+        return {}
     raise InvalidArgumentError(
         "response_format must be {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
         f"'json_schema': {{'name': ..., 'schema': {{...}}}}}}, got {value!r}"

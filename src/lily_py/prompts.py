@@ -126,14 +126,14 @@ class PromptReader:
             raise TemplateError("the checkpoint has no chat template; give raw text or tokens instead")
         if thinking is not None:
             thinking = boolean("thinking", thinking)
-        if template_variables is not None and not isinstance(template_variables, Mapping):
-            raise InvalidArgumentError(f"template_variables must be a mapping, got {template_variables!r}")
+        if template_variables is not None:
+            _check_variables(template_variables)
         return self.template.render(
             messages,
             tools=tools,
             thinking=thinking,
             add_generation_prompt=add_generation_prompt,
-            **{str(name): value for name, value in (template_variables or {}).items()},
+            **(template_variables or {}),
         )
 
     def tokens(self, ids: Any) -> list[int]:
@@ -176,3 +176,15 @@ class PromptReader:
                 raise InvalidArgumentError("raw=True is for text and tokens; messages need the chat template")
             return prompt
         return None
+
+
+def _check_variables(variables: Any) -> None:
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise InvalidArgumentError(
+            f"template_variables must be a mapping of names to values, got {variables!r}"
+        )
+    for name in ("messages", "tools", "thinking", "add_generation_prompt"):
+        if name in variables:
+            raise InvalidArgumentError(
+                f"template_variables can't hold {name!r}, which has a place of its own"
+            )

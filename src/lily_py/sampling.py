@@ -339,7 +339,8 @@ def _logit_bias(value: Any, vocabulary: int) -> tuple[tuple[int, float], ...]:
         )
     result = []
     for token, bias in value.items():
-        if isinstance(token, str) and token.isascii() and token.isdigit():  # JSON has only text for keys
+        # JSON has only text for keys; Python converts no endless ones.
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 20:
             token = int(token)
         token = integer("logit_bias: a token id", token, 0, vocabulary - 1)
         if isinstance(bias, float) and bias == -math.inf:

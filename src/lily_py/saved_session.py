@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +30,14 @@ class Conversation:
 
 
 def save_session(path: Path, identity: Mapping[str, Any], state: State, conversation: Conversation) -> None:
-    """Write a session's file, replacing an older one in one step.
+    """Write a session's file, replacing an older one in one step; behind a link, what it points to.
 
     Raises:
         InvalidArgumentError: messages that JSON has no form for; a path that can't be written.
     """
+    path = Path(os.path.realpath(path))
+    if os.path.exists(path) and not os.path.isfile(path):  # a device, for instance, mustn't be replaced
+        raise InvalidArgumentError(f"{path}: the session can't be saved there, it isn't a file")
     try:
         text = json.dumps({"messages": conversation.messages, "template": conversation.template})
     except (TypeError, ValueError) as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ from lily_py.progress import shown
 from lily_py.prompts import Prompt, PromptLike
 from lily_py.results import Result
 from lily_py.runtime import PROMPT_NAMES, Request, Runtime
-from lily_py.sampling import integer
+from lily_py.sampling import boolean, integer
 from lily_py.saved_session import Conversation, SavedSession, save_session
 from lily_py.state import Logits, Progress, State
+from lily_py.state_file import checked_path
 from lily_py.stream import Stream
 
 if TYPE_CHECKING:
@@ -55,11 +56,13 @@ class Session:
         thinking: bool | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> None:
+        if thinking is not None:
+            thinking = boolean("thinking", thinking)
         self._runtime = runtime
         self._template: dict[str, Any] = {
-            "tools": tools,
+            "tools": copy.deepcopy(tools),
             "thinking": thinking,
-            "template_variables": template_variables,
+            "template_variables": copy.deepcopy(template_variables),
         }
         self._messages: list[Message] = []
         self._state: State | None = runtime.new_state()
@@ -96,7 +99,7 @@ class Session:
     @property
     def messages(self) -> list[Message]:
         """The conversation's messages, answers included; empty for a session of plain tokens."""
-        return list(self._messages)
+        return copy.deepcopy(self._messages)
 
     def append(self, content: PromptLike, *, progress: bool | Progress | None = None) -> None:
         """Add to the conversation and compute it, so that an answer can begin at once.
@@ -246,7 +249,7 @@ class Session:
             InvalidArgumentError: it can't be written there, or messages hold what JSON has no form for.
             LilyError: an answer is being generated.
         """
-        target = Path(os.fspath(path))
+        target = checked_path("path", path)
         with self._exclusive() as state:
             conversation = Conversation(list(self._messages), self._template)
             save_session(target, self._runtime.identity, state, conversation)
@@ -260,7 +263,7 @@ class Session:
             InvalidArgumentError: there is no such file.
             ContextLengthError, MemoryBudgetError: it doesn't fit.
         """
-        source = Path(os.fspath(path))
+        source = checked_path("path", path)
         with self._exclusive() as state:
             try:
                 saved = SavedSession(source, self._runtime.identity)
@@ -326,7 +329,7 @@ class Session:
                     "this session holds plain tokens, which messages can't be added to: use a new session, "
                     "or rewind(messages=...) instead of rewind(to=...)"
                 )
-            return content
+            return copy.deepcopy(content)
         if self._messages:
             raise InvalidArgumentError(
                 "this session holds messages, which plain text or tokens can't be added to: give messages, "

@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from lily_py.errors import SavedStateError
+from lily_py.errors import InvalidArgumentError, SavedStateError
 
 FORMAT = 1
 """Of files written by this version; others are refused."""
@@ -61,6 +61,22 @@ class Header:
     def nbytes(self) -> int:
         """Of the whole file."""
         return self.offset + sum(size for _, size, _ in self.blocks)
+
+
+def checked_path(name: str, value: Any) -> Path:
+    """Return a path as a person writes it, ``~`` expanded.
+
+    Args:
+        name: of the argument.
+        value: text or a path.
+
+    Raises:
+        InvalidArgumentError: something else, nothing, or a zero in it.
+    """
+    text = value if isinstance(value, str) else os.fspath(value) if isinstance(value, os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgumentError(f"{name} must be a path, not empty, got {value!r}")
+    return Path(os.path.expanduser(text))
 
 
 def write_state_file(
