@@ -268,14 +268,14 @@ class Engine:
         """Answer as `generate` does, in a worker thread; cancelling the task ends the generation."""
         answers = self._answers(prompt, keywords)
         try:
-            return with_others(await asyncio.to_thread(answers.run))
+            return with_others(await self._runtime.workers.run(answers.run))
         except asyncio.CancelledError:
             answers.cancel()
             raise
 
     def astream(self, prompt: PromptLike, **keywords: Unpack[Keywords]) -> AsyncStream:
         """Answer as `stream` does, for ``async for``."""
-        return AsyncStream(lambda: self.stream(prompt, **keywords))
+        return AsyncStream(lambda: self.stream(prompt, **keywords), self._runtime.workers)
 
     def new_session(
         self,

@@ -29,6 +29,7 @@ from lily_py.sampling import (
 from lily_py.state import Progress, State
 from lily_py.stream import Stream
 from lily_py.text import ChatTemplate, Tokenizer
+from lily_py.workers import Workers
 
 DEFAULT_MAX_TOKENS = 4096
 """Longest answer when `max_tokens` isn't given, if the context and the memory limit leave room for it."""
@@ -92,6 +93,7 @@ class Runtime:
         self.streams: Living[Stream] = Living()
         self.holders: Living[Any] = Living()
         """Sessions: whatever has `blocks()` and `close()`."""
+        self.workers = Workers()
         self.budget = MemoryBudget(
             memory_limit,
             fixed=checkpoint.nbytes,
@@ -145,6 +147,7 @@ class Runtime:
             for holder in self.holders:
                 holder.close()
             self.store.close()
+            self.workers.close()
         self._model = None
 
     def new_state(self) -> State:

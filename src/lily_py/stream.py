@@ -11,6 +11,7 @@ from types import TracebackType
 from lily_py.errors import LilyError
 from lily_py.generation import Generation
 from lily_py.results import Chunk, Result
+from lily_py.workers import Workers
 
 
 class Stream(Iterator[Chunk]):
@@ -156,10 +157,12 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     Args:
         open_stream: makes the stream; called in a worker thread when the first chunk is asked for.
+        workers: the threads.
     """
 
-    def __init__(self, open_stream: Callable[[], Stream]) -> None:
+    def __init__(self, open_stream: Callable[[], Stream], workers: Workers) -> None:
         self._open = open_stream
+        self._workers = workers
         self._stream: Stream | None = None
         self._cancelled = False
 
@@ -168,7 +171,7 @@ class AsyncStream(AsyncIterator[Chunk]):
 
     async def __anext__(self) -> Chunk:
         try:
-            chunk = await asyncio.to_thread(self._next)
+            chunk = await self._workers.run(self._next)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -194,7 +197,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         """Stop the generation and wait until it has stopped."""
         self.cancel()
         if self._stream is not None:
-            await asyncio.to_thread(self._stream.close)
+            await self._workers.run(self._stream.close)
 
     @property
     def result(self) -> Result:

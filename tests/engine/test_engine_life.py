@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,45 @@ def test_cancelling_a_task_ends_the_generation(engine: lily_py.Engine) -> None:
             await whole
 
     asyncio.run(run())
+
+
+def test_many_answers_at_once_leave_a_stream_its_turn(engine: lily_py.Engine) -> None:
+    """More answers than the event loop has threads, none of which ends before the stream has."""
+    streamed = threading.Event()
+
+    def wait(_: list[int], logits: np.ndarray) -> np.ndarray:
+        assert streamed.wait(60)
+        return logits
+
+    async def run() -> None:
+        answers = [
+            asyncio.create_task(engine.agenerate(ids_of(4, seed=i), max_tokens=2, logits_processors=[wait]))
+            for i in range(64)
+        ]
+        await asyncio.sleep(0)
+        stream = engine.astream(ids_of(5), max_tokens=8, **NO_END)
+        assert len((await asyncio.wait_for(stream.finish(), 30)).token_ids) == 8
+        streamed.set()
+        await asyncio.gather(*answers)
+
+    asyncio.run(run())
+
+
+def test_a_response_whose_reader_leaves_ends_the_generation(engine: lily_py.Engine) -> None:
+    """As web frameworks do it: an asynchronous generator over the stream, closed in the middle."""
+
+    async def body() -> AsyncIterator[str]:
+        async for chunk in engine.astream(ids_of(5), max_tokens=3000, **NO_END):
+            yield chunk.text
+
+    async def run() -> None:
+        response = body()
+        await anext(response)
+        assert any(not stream.ended for stream in engine._runtime.streams)
+        await response.aclose()
+
+    asyncio.run(run())
+    assert all(stream.ended for stream in engine._runtime.streams)
 
 
 def test_the_event_loop_stays_free(engine: lily_py.Engine) -> None:
