@@ -95,7 +95,7 @@ class RotaryAppendStep final : public AttentionStep {
           projected_(op.projected),
           q_norm_(b.weights.vector(*op.q_norm)),
           k_norm_(b.weights.vector(*op.k_norm)),
-          kernel_(b.kernels.get("attention", kernel_name("rotary_append", b.kv))) {
+          kernel_(b.kernels.common(), "attention", kernel_name("rotary_append", b.kv)) {
         if (!b.coarse) {
             b.coarse =
                 b.weights.vector(rotary_table(shape_, b.positions / kFinePositions + 1, kFinePositions));
@@ -108,7 +108,7 @@ class RotaryAppendStep final : public AttentionStep {
     void encode(const Block& block, Pass& pass) const override {
         const Range x = projected(block, projected_);
         const auto heads = static_cast<uint64_t>(shape_.heads + shape_.kv_heads);
-        pass.launch(kernel_,
+        pass.launch(kernel_(),
                     {updates(x), reads(*q_norm_), reads(*k_norm_), reads(*coarse_), reads(*fine_),
                      reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      updates(*block.cache), constant(parameters(block))},
@@ -118,7 +118,7 @@ class RotaryAppendStep final : public AttentionStep {
   private:
     Activation projected_;
     const Placed *q_norm_, *k_norm_, *coarse_, *fine_;
-    const Kernel& kernel_;
+    OneKernel kernel_;
 };
 
 class AttendStep final : public AttentionStep {
@@ -128,8 +128,9 @@ class AttendStep final : public AttentionStep {
           projected_(op.projected),
           out_(op.out),
           packed_(b.switches.packed_heads(op.shape.heads / op.shape.kv_heads)),
-          attend_(b.kernels.get("attention", kernel_name("attend", b.kv) + "_h" + std::to_string(packed_))),
-          combine_(b.kernels.get("attention", "attend_combine")) {
+          attend_(b.kernels.common(), "attention",
+                  kernel_name("attend", b.kv) + "_h" + std::to_string(packed_)),
+          combine_(b.kernels.common(), "attention", "attend_combine") {
         b.sizes.at_least(&Sizes::partial, op.shape.queries());
         b.sizes.at_least(&Sizes::statistics, 2 * op.shape.heads);
     }
@@ -146,12 +147,12 @@ class AttendStep final : public AttentionStep {
         const auto packs =
             static_cast<uint32_t>(shape_.kv_heads) * divided(per_kv, static_cast<uint64_t>(packed_));
         const uint64_t results = uint64_t{block.rows} * heads * block.splits * dim * 4;
-        pass.launch(attend_,
+        pass.launch(attend_(),
                     {reads(x), reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      reads(*block.cache), writes(partial), writes(statistics), constant(shape)},
                     {packs, block.splits, block.rows}, {kThreads}, block.rows * cache_bytes(block) + results);
         const Range out = elements(buffers_.activations[size_t(out_)], 0, block.rows * heads * dim, element_);
-        pass.launch(combine_,
+        pass.launch(combine_(),
                     {reads(partial), reads(statistics), reads(x), reads(*block.positions), writes(out),
                      constant(shape)},
                     {static_cast<uint32_t>(heads), static_cast<uint32_t>(dim / 32), block.rows},
@@ -161,8 +162,8 @@ class AttendStep final : public AttentionStep {
   private:
     Activation projected_, out_;
     int packed_;
-    const Kernel& attend_;
-    const Kernel& combine_;
+    OneKernel attend_;
+    OneKernel combine_;
 };
 
 }  // namespace

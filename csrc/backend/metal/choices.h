@@ -3,11 +3,12 @@
 // | choice                         | by                | kernels                                           |
 // | rows of a launch               | rows              | _m1 _m2 _m4 _m8, the smallest that holds them     |
 // | rows of delta_rule             | rows              | _m1, else _m8                                     |
-// | weights                        | stored format     | _b<bits> of the affine code, _b16 for bf16        |
-// | query heads per cache read     | heads per KV head | _h1 for one, else _h4                             |
-// | pages per split of attention   | a row's length    | 1, from kMediumFrom 4, from kLongFrom 16          |
-// | output projection              | its input         | project_add_heads after delta_rule, else project_add
-// | | experts and the shared expert  | their bits        | equal: one launch, else two |
+// | weights                        | stored format     | _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8
+// _nvfp4, in a library for each type of scales | | query heads per cache read     | heads per KV head | _h1
+// for one, else _h4                             | | pages per split of attention   | a row's length    | 1,
+// from kMediumFrom 4, from kLongFrom 16          | | output projection              | its input         |
+// project_add_heads after delta_rule, else project_add | | experts and the shared expert  | their bits |
+// equal: one launch, else two |
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,9 @@ constexpr int64_t kMostRows = 8;  // of a launch, and so of a pass
 // The room for rows of the kernel that takes `rows`.
 constexpr int row_room(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
 
+// Of affine codes.
 constexpr bool has_kernels(int bits, int group) {
-    return (bits == 4 || bits == 8) && (group == 32 || group == 64 || group == 128);
+    return bits >= 2 && bits <= 8 && bits != 7 && (group == 32 || group == 64 || group == 128);
 }
 
 // Weight rows of a threadgroup of 256 threads, by the room for rows: 16 R' in metal/common/few_rows.h.

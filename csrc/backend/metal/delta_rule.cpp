@@ -38,6 +38,11 @@ void require_shape(const DeltaShape& s) {
     }
 }
 
+std::string kernel_name(const DeltaShape& s) {
+    require_shape(s);
+    return "delta_rule_k" + std::to_string(s.key_dim / 32);
+}
+
 class DeltaRuleStep final : public Step {
   public:
     DeltaRuleStep(const DeltaRule& op, Builder& b)
@@ -52,12 +57,10 @@ class DeltaRuleStep final : public Step {
           conv_(b.weights.vector(*op.conv)),
           a_log_(b.weights.vector(*op.a_log)),
           dt_bias_(b.weights.vector(*op.dt_bias)),
-          norm_(b.weights.vector(*op.norm)) {
-        require_shape(shape_);
+          norm_(b.weights.vector(*op.norm)),
+          one_(b.kernels.common(), "delta_rule", kernel_name(op.shape) + "_m1"),
+          many_(b.kernels.common(), "delta_rule", kernel_name(op.shape) + "_m8") {
         b.sizes.at_least(&Sizes::squares, shape_.value_heads * slices_);
-        const std::string name = "delta_rule_k" + std::to_string(shape_.key_dim / 32);
-        one_ = &b.kernels.get("delta_rule", name + "_m1");
-        many_ = &b.kernels.get("delta_rule", name + "_m8");
     }
 
     void encode(const Block& block, Pass& pass) const override {
@@ -82,7 +85,7 @@ class DeltaRuleStep final : public Step {
                                              static_cast<uint32_t>(in_stride),
                                              kUnitEps};
             pass.launch(
-                part.rows == 1 ? *one_ : *many_,
+                part.rows == 1 ? one_() : many_(),
                 {reads(rows_of(buffers_.activations[size_t(in_)], in_stride, element_)), reads(*conv_),
                  reads(*a_log_), reads(*dt_bias_), reads(*norm_), updates(history),
                  updates(matrices(*part.state)),
@@ -103,7 +106,7 @@ class DeltaRuleStep final : public Step {
     size_t element_;
     uint32_t slices_;
     const Placed *conv_, *a_log_, *dt_bias_, *norm_;
-    const Kernel *one_, *many_;
+    OneKernel one_, many_;
 };
 
 }  // namespace

@@ -64,7 +64,7 @@ class RouteStep final : public Step {
   private:
     void add(Builder& b, std::span<const Matrix> matrices) {
         const DeviceMatrix* w = b.weights.stack(matrices);
-        parts_.emplace_back(w, RowKernels(b.kernels, "experts", "route_b" + std::to_string(w->bits)));
+        parts_.emplace_back(w, RowKernels(b.kernels.of(w->format), "experts", "route_" + w->format.name));
     }
 
     void launch(Pass& pass, const DeviceMatrix& w, const Kernel& kernel, size_t row, uint32_t rows,
@@ -95,7 +95,7 @@ class ExpertStep : public Step {
     struct Launch {
         const DeviceMatrix* routed;
         const DeviceMatrix* shared;
-        const Kernel* kernel;
+        OneKernel kernel;
         ExpertParameters parameters;
         uint64_t work;  // bytes of weights for a row
     };
@@ -109,7 +109,8 @@ class ExpertStep : public Step {
             launches_.push_back(
                 {routed,
                  shared ? shared : routed,
-                 &b.kernels.get("experts", std::string(kernel) + "_b" + std::to_string(matrix->bits)),
+                 OneKernel(b.kernels.of(matrix->format), "experts",
+                           std::string(kernel) + "_" + matrix->format.name),
                  {static_cast<uint32_t>(shape.experts), top_k, shape.normalize ? 1u : 0u, shared ? 1u : 0u,
                   first, slots, static_cast<uint32_t>(shape.width), static_cast<uint32_t>(shape.shared_width),
                   static_cast<uint32_t>(std::max(shape.width, shape.shared_width)),
@@ -120,7 +121,7 @@ class ExpertStep : public Step {
         const uint64_t routed_work = top_k * routed->matrix_bytes;
         if (!shared) {
             add(routed, 0, top_k, routed_work);
-        } else if (shared->bits == routed->bits) {
+        } else if (shared->format == routed->format) {
             add(routed, 0, top_k + 1, routed_work + shared->matrix_bytes);
         } else {
             add(routed, 0, top_k, routed_work);
@@ -167,7 +168,7 @@ class ExpertsUpStep final : public ExpertStep {
             const bool both = l.parameters.slots > l.parameters.top_k;
             const uint32_t width =
                 std::max(routes ? l.parameters.width : 0, both || !routes ? l.parameters.shared_width : 0);
-            pass.launch(*l.kernel,
+            pass.launch(l.kernel(),
                         {reads(l.routed->codes), reads(l.routed->scales), reads(l.routed->biases),
                          reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases),
                          reads(elements(buffers_.activations[size_t(in_)], 0, rows * hidden, element_)),
@@ -196,7 +197,7 @@ class ExpertsDownStep final : public ExpertStep {
         const size_t rows = block.rows;
         const size_t hidden = launches_[0].parameters.hidden;
         for (const Launch& l : launches_) {
-            pass.launch(*l.kernel,
+            pass.launch(l.kernel(),
                         {reads(l.routed->codes), reads(l.routed->scales), reads(l.routed->biases),
                          reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases),
                          reads(elements(buffers_.activations[size_t(in_)], 0, rows * row_width(), element_)),

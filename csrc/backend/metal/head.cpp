@@ -24,11 +24,11 @@ class EmbedStep final : public Step {
         : out_(op.out),
           buffers_(b.buffers),
           table_(b.weights.stack({&op.table, 1})),
-          kernel_(b.kernels.get("head", "embed_b" + std::to_string(table_->bits))) {}
+          kernel_(b.kernels.of(table_->format), "head", "embed_" + table_->format.name) {}
 
     void encode(const Block& block, Pass& pass) const override {
         const Range out = elements(buffers_.activations[size_t(out_)], 0, size_t{block.rows} * table_->cols);
-        pass.launch(kernel_,
+        pass.launch(kernel_(),
                     {reads(table_->codes), reads(table_->scales), reads(table_->biases), reads(*block.tokens),
                      writes(out), constant(EmbedShape{block.rows, table_->cols, table_->group_shift})},
                     {divided(table_->cols, kEmbedColumns), block.rows}, {kEmbedThreads}, 2 * out.bytes);
@@ -38,7 +38,7 @@ class EmbedStep final : public Step {
     Activation out_;
     const Buffers& buffers_;
     const DeviceMatrix* table_;
-    const Kernel& kernel_;
+    OneKernel kernel_;
 };
 
 class HeadStep final : public Step {
@@ -50,8 +50,8 @@ class HeadStep final : public Step {
           buffers_(b.buffers),
           gain_(b.weights.vector(*op.norm)),
           weights_(b.weights.stack({&op.weight, 1})),
-          kernels_(b.kernels, "head", "head_b" + std::to_string(weights_->bits)),
-          argmax_(b.kernels.get("head", "argmax")) {
+          kernels_(b.kernels.of(weights_->format), "head", "head_" + weights_->format.name),
+          argmax_(b.kernels.of(weights_->format), "head", "argmax") {
         b.sizes.at_least(&Sizes::logits, op.weight.rows);
         b.sizes.at_least(&Sizes::best, 2 * divided(weights_->rows, weight_rows(kProjectWanted, kMostRows)));
     }
@@ -75,7 +75,7 @@ class HeadStep final : public Step {
              writes(elements(buffers_.activations[size_t(hidden_)], 0, all)), writes(best), constant(shape)},
             {groups}, {kProjectThreads});
         if (!block.choice) return;
-        pass.launch(argmax_,
+        pass.launch(argmax_(),
                     {reads(best), writes(*block.choice), writes(*block.keys), updates(*block.positions),
                      constant(groups), constant(uint32_t{1})},
                     {block.wanted}, {kArgmaxThreads});
@@ -88,7 +88,7 @@ class HeadStep final : public Step {
     const Placed* gain_;
     const DeviceMatrix* weights_;
     RowKernels kernels_;
-    const Kernel& argmax_;
+    OneKernel argmax_;
 };
 
 }  // namespace

@@ -21,17 +21,6 @@ StreamOptions stream_options(const Switches& switches) {
     return options;
 }
 
-bool any_fp32_scales(std::span<const std::span<const Op>> lists) {
-    for (const std::span<const Op> ops : lists) {
-        for (const Op& op : ops) {
-            if (std::ranges::any_of(matrices(op),
-                                    [](const Matrix* m) { return Weights::needs_fp32_scales(*m); }))
-                return true;
-        }
-    }
-    return false;
-}
-
 // What changes from pass to pass, written by the host: uint32 each.
 struct Inputs {
     DeviceBuffer tokens, positions, sequences, sources;  // by row of the batch
@@ -64,12 +53,14 @@ class MetalBackend final : public Backend {
     }
 
     void prepare(const Plan& plan) override {
-        const bool fp32_scales = any_fp32_scales(plan.lists);
-        kernels_ = std::make_unique<Kernels>(
-            *device_, Kernels::Macros{{"LILY_ACTIVATION", switches_.bf16_activations ? "bfloat" : "float"},
-                                      {"LILY_SCALE", fp32_scales ? "float" : "bfloat"}});
+        kernels_ = std::make_unique<KernelSet>(*device_, switches_.bf16_activations ? "bfloat" : "float");
+        for (const std::span<const Op> ops : plan.lists) {
+            for (const Op& op : ops) {
+                for (const Matrix* matrix : matrices(op)) kernels_->of(number_format(*matrix));
+            }
+        }
         stream_ = std::make_unique<CommandStream>(*device_, stream_options(switches_));
-        weights_ = std::make_unique<Weights>(fp32_scales);
+        weights_ = std::make_unique<Weights>();
         Sizes sizes;
         Builder builder{*kernels_,         *weights_,      switches_, buffers_, sizes,  layout_.kv,
                         layout_.recurrent, plan.positions, {},        nullptr,  nullptr};
@@ -81,6 +72,7 @@ class MetalBackend final : public Backend {
             programs_.emplace_back(ops.data(), std::move(program));
         }
         weights_->load(*device_);
+        kernels_->require_all();
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
         const auto allocate = [&](size_t numbers, const char* label) {
             return device_->allocate(4 * kMostRows * std::max<size_t>(numbers, 1), label);
@@ -238,7 +230,7 @@ class MetalBackend final : public Backend {
     std::shared_ptr<Device> device_;
     std::shared_ptr<DeviceStates> states_;
     StateLayout layout_;
-    std::unique_ptr<Kernels> kernels_;
+    std::unique_ptr<KernelSet> kernels_;
     std::unique_ptr<Weights> weights_;
     Buffers buffers_;
     Sizes sizes_;

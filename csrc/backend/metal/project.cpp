@@ -15,8 +15,8 @@ ProjectShape shape_of(const DeviceMatrix& w, uint32_t rows, uint32_t outputs, ui
     return {rows, w.cols, outputs, out_stride, w.group_shift, eps};
 }
 
-std::string bits_name(const char* kernel, const DeviceMatrix& w) {
-    return std::string(kernel) + "_b" + std::to_string(w.bits);
+RowKernels kernels_of(Builder& b, const std::string& name, const DeviceMatrix& w) {
+    return {b.kernels.of(w.format), "project", name + "_" + w.format.name};
 }
 
 class NormProjectStep final : public Step {
@@ -30,7 +30,7 @@ class NormProjectStep final : public Step {
             size_t end = first + 1;
             while (end < op.weights.size() && Weights::same_format(op.weights[first], op.weights[end])) ++end;
             const DeviceMatrix* w = b.weights.stack(std::span(op.weights).subspan(first, end - first));
-            parts_.push_back({w, columns_, {b.kernels, "project", bits_name("norm_project", *w)}});
+            parts_.push_back({w, columns_, kernels_of(b, "norm_project", *w)});
             columns_ += w->rows;
             first = end;
         }
@@ -76,7 +76,7 @@ class NormGateUpStep final : public Step {
           element_(b.switches.activation_bytes()),
           gain_(b.weights.vector(*op.norm)),
           weights_(b.weights.stack(std::vector{op.gate, op.up})),
-          kernels_(b.kernels, "project", bits_name("norm_gate_up", *weights_)) {}
+          kernels_(kernels_of(b, "norm_gate_up", *weights_)) {}
 
     void encode(const Block& block, Pass& pass) const override {
         const DeviceMatrix& w = *weights_;
@@ -109,7 +109,7 @@ class ProjectAddStep final : public Step {
           element_(b.switches.activation_bytes()),
           weights_(b.weights.stack({&op.weight, 1})),
           norm_(b.unfinished.contains(op.in) ? std::optional(b.unfinished.at(op.in)) : std::nullopt),
-          kernels_(b.kernels, "project", bits_name(norm_ ? "project_add_heads" : "project_add", *weights_)) {}
+          kernels_(kernels_of(b, norm_ ? "project_add_heads" : "project_add", *weights_)) {}
 
     void encode(const Block& block, Pass& pass) const override {
         const DeviceMatrix& w = *weights_;

@@ -73,7 +73,10 @@ std::unique_ptr<StateBlock> DeviceStates::allocate(StateUse use, size_t bytes) {
     if (use == StateUse::page) return allocate_page();
     // Without recurrent layers there is still a block, of nothing.
     DeviceBuffer buffer;
-    if (bytes > 0) buffer = device_->allocate(bytes, "recurrent state");
+    if (bytes > 0) {
+        buffer = device_->allocate(bytes, "recurrent state");
+        std::memset(buffer.contents(), 0, bytes);
+    }
     return std::make_unique<Recurrent>(device_, std::move(buffer), bytes);
 }
 

@@ -1,7 +1,6 @@
 // An operation of the graph, ready to be launched: its weights, buffers and kernels are known.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,7 +11,7 @@
 
 #include "backend/metal/choices.h"
 #include "backend/metal/command.h"
-#include "backend/metal/kernel_library.h"
+#include "backend/metal/kernel_set.h"
 #include "backend/metal/weights.h"
 #include "backend/ops.h"
 #include "state/sequence.h"
@@ -71,24 +70,6 @@ class Step {
     virtual void encode(const Block& block, Pass& pass) const = 0;
 };
 
-// Kernels of one name by the rows they have room for, "<name>_m<room>".
-class RowKernels {
-  public:
-    RowKernels(Kernels& kernels, std::string family, std::string name)
-        : kernels_(&kernels), family_(std::move(family)), name_(std::move(name)) {}
-    const Kernel& operator()(int64_t rows) const {
-        const int room = row_room(rows);
-        const Kernel*& kernel = by_room_[static_cast<size_t>(room)];
-        if (!kernel) kernel = &kernels_->get(family_, name_ + "_m" + std::to_string(room));
-        return *kernel;
-    }
-
-  private:
-    Kernels* kernels_;
-    std::string family_, name_;
-    mutable std::array<const Kernel*, kMostRows + 1> by_room_{};
-};
-
 // The second half of delta_rule's norm, for the projection that reads its output.
 struct HeadNorm {
     uint32_t heads, head_shift, slices;
@@ -97,7 +78,7 @@ struct HeadNorm {
 
 // What making steps needs.
 struct Builder {
-    Kernels& kernels;
+    KernelSet& kernels;
     Weights& weights;
     const Switches& switches;
     Buffers& buffers;

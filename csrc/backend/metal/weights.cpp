@@ -8,7 +8,6 @@
 
 #include "backend/metal/choices.h"
 #include "base/error.h"
-#include "base/numeric.h"
 
 namespace lily::metal {
 namespace {
@@ -36,23 +35,35 @@ std::string format_name(const Matrix& m) {
     return "unknown";
 }
 
-void require_kernels(const Matrix& m) {
+std::string scale_name(Dtype dtype) {
+    return dtype == Dtype::bf16 ? "bfloat" : dtype == Dtype::f16 ? "half" : "float";
+}
+
+}  // namespace
+
+NumberFormat number_format(const Matrix& m) {
     if (m.cols % 32 != 0) {
         throw BackendError(m.label + " has rows of " + std::to_string(m.cols) +
                            " numbers; the Metal backend needs multiples of 32 (backend='cpu' runs it)");
     }
-    if (m.format == Format::plain ? m.dtype == Dtype::bf16
-                                  : m.format == Format::affine && has_kernels(m.bits, m.group)) {
-        return;
+    switch (m.format) {
+        case Format::plain:
+            return {m.dtype == Dtype::bf16 ? "b16" : m.dtype == Dtype::f16 ? "f16" : "f32", "bfloat"};
+        case Format::affine:
+            if (has_kernels(m.bits, m.group)) return {"b" + std::to_string(m.bits), scale_name(m.dtype)};
+            break;
+        case Format::mxfp4:
+        case Format::mxfp8:
+        case Format::nvfp4:
+            return {format_name(m), "uchar"};
     }
     throw BackendError(m.label + " is stored as " + format_name(m) +
                        ", for which the Metal backend has no kernels (backend='cpu' runs it)");
 }
 
-}  // namespace
-
 bool Weights::same_format(const Matrix& a, const Matrix& b) {
-    return a.format == b.format && a.bits == b.bits && a.group == b.group && a.cols == b.cols;
+    return a.format == b.format && a.dtype == b.dtype && a.bits == b.bits && a.group == b.group &&
+           a.cols == b.cols;
 }
 
 Placed& Weights::place(size_t bytes) {
@@ -63,9 +74,8 @@ Placed& Weights::place(size_t bytes) {
 }
 
 DeviceMatrix& Weights::add(const Matrix& sample, int64_t rows) {
-    require_kernels(sample);
     DeviceMatrix& m = matrices_.emplace_back();
-    m.bits = sample.quantized() ? sample.bits : 16;
+    m.format = number_format(sample);
     m.group_shift = sample.quantized() ? static_cast<uint32_t>(std::countr_zero(unsigned(sample.group))) : 5;
     m.rows = static_cast<uint32_t>(rows);
     m.cols = static_cast<uint32_t>(sample.cols);
@@ -73,18 +83,14 @@ DeviceMatrix& Weights::add(const Matrix& sample, int64_t rows) {
 }
 
 void Weights::copy(const Matrix& matrix, DeviceMatrix& to, int64_t first_row) {
-    const auto code_row = static_cast<size_t>(matrix.row_bytes());
-    const auto rows = static_cast<size_t>(matrix.rows);
-    const auto first = static_cast<size_t>(first_row);
-    copies_.push_back({matrix.data, rows * code_row, Conversion::none, &to.codes, first * code_row});
-    if (!matrix.quantized()) return;
-    const auto stored_row = static_cast<size_t>(matrix.scale_row_bytes());
-    const auto placed_row = static_cast<size_t>(matrix.cols / matrix.group) * (fp32_scales_ ? 4 : 2);
-    const Conversion conversion = !fp32_scales_ || matrix.dtype == Dtype::f32 ? Conversion::none
-                                  : matrix.dtype == Dtype::bf16               ? Conversion::bf16_to_f32
-                                                                              : Conversion::f16_to_f32;
-    copies_.push_back({matrix.scales, rows * stored_row, conversion, &to.scales, first * placed_row});
-    copies_.push_back({matrix.biases, rows * stored_row, conversion, &to.biases, first * placed_row});
+    const auto part = [&](const std::byte* from, int64_t row_bytes, Placed& target) {
+        if (!from) return;
+        copies_.push_back({from, static_cast<size_t>(matrix.rows * row_bytes), &target,
+                           static_cast<size_t>(first_row * row_bytes)});
+    };
+    part(matrix.data, matrix.row_bytes(), to.codes);
+    part(matrix.scales, matrix.scale_row_bytes(), to.scales);
+    part(matrix.biases, matrix.scale_row_bytes(), to.biases);
 }
 
 const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const> parts) {
@@ -103,13 +109,11 @@ const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const
         }
     }
     DeviceMatrix& m = add(sample, rows);
-    const auto all_rows = static_cast<size_t>(rows) * count;
-    const auto scale_row = sample.quantized()
-                               ? static_cast<size_t>(sample.cols / sample.group) * (fp32_scales_ ? 4 : 2)
-                               : size_t{0};
-    m.codes.bytes = all_rows * static_cast<size_t>(sample.row_bytes());
-    m.scales.bytes = m.biases.bytes = all_rows * scale_row;
-    m.matrix_bytes = (m.codes.bytes + 2 * m.scales.bytes) / count;
+    const auto all_rows = static_cast<int64_t>(count) * rows;
+    m.codes.bytes = static_cast<size_t>(all_rows * sample.row_bytes());
+    m.scales.bytes = static_cast<size_t>(all_rows * sample.scale_row_bytes());
+    m.biases.bytes = sample.biases ? m.scales.bytes : 0;
+    m.matrix_bytes = (m.codes.bytes + m.scales.bytes + m.biases.bytes) / count;
     pieces_.insert(pieces_.end(), {&m.codes, &m.scales, &m.biases});
     int64_t row = 0;
     for (size_t i = 0; i < count; ++i) {
@@ -139,8 +143,7 @@ const DeviceMatrix* Weights::stack(std::span<const Matrix> matrices) {
 const Placed* Weights::vector(std::span<const float> values) {
     const std::vector<float>& kept = floats_.emplace_back(values.begin(), values.end());
     Placed& placed = place(kept.size() * sizeof(float));
-    copies_.push_back(
-        {reinterpret_cast<const std::byte*>(kept.data()), placed.bytes, Conversion::none, &placed, 0});
+    copies_.push_back({reinterpret_cast<const std::byte*>(kept.data()), placed.bytes, &placed, 0});
     return &placed;
 }
 
@@ -179,19 +182,8 @@ void Weights::fill() const {
     const auto read = [&] {
         for (size_t i = next++; i < pieces.size(); i = next++) {
             const auto& [copy, begin, bytes] = pieces[i];
-            const std::byte* from = copy->from + begin;
             std::byte* to = copy->to->buffer->contents() + copy->to->offset + copy->offset;
-            if (copy->conversion == Conversion::none) {
-                std::memcpy(to + begin, from, bytes);
-                continue;
-            }
-            auto* out = reinterpret_cast<float*>(to + 2 * begin);
-            for (size_t j = 0; j < bytes / 2; ++j) {
-                uint16_t bits;
-                std::memcpy(&bits, from + 2 * j, 2);
-                out[j] =
-                    copy->conversion == Conversion::bf16_to_f32 ? bf16_to_float(bits) : f16_to_float(bits);
-            }
+            std::memcpy(to + begin, copy->from + begin, bytes);
         }
     };
     std::vector<std::thread> readers;

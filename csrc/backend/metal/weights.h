@@ -25,20 +25,27 @@ struct Placed {
     operator Range() const { return {*buffer, offset, bytes}; }
 };
 
+// How numbers are written, as macros and names of metal/common/codes.h say it: "b4" with scales "bfloat".
+struct NumberFormat {
+    std::string name;
+    std::string scale;
+    auto operator<=>(const NumberFormat&) const = default;
+};
+
+// BackendError names a tensor whose format has no kernels.
+NumberFormat number_format(const Matrix& matrix);
+
 // Stacked rows of one format, as metal/common/few_rows.h reads them: codes, scales and biases.
 struct DeviceMatrix {
-    Placed codes, scales, biases;  // of bf16 weights scales and biases are those of nothing
-    int bits = 0;                  // of a code; 16: bf16
-    uint32_t group_shift = 0;      // log2 of the columns that share a scale
-    uint32_t rows = 0, cols = 0;   // of one matrix of the stack
-    uint64_t matrix_bytes = 0;     // of rows x cols
+    Placed codes, scales, biases;  // those that the format doesn't have are of no bytes
+    NumberFormat format;
+    uint32_t group_shift = 0;     // log2 of the columns that share a scale
+    uint32_t rows = 0, cols = 0;  // of one matrix of the stack
+    uint64_t matrix_bytes = 0;    // of rows x cols
 };
 
 class Weights {
   public:
-    // fp32 scales for all matrices if any has other than bf16 ones: kernels are compiled for one kind.
-    explicit Weights(bool fp32_scales) : fp32_scales_(fp32_scales) {}
-
     // Matrices above each other. `rows` of the result are the sum of theirs. The same matrix alone twice (a
     // tied head) is held once. BackendError names a tensor whose format has no kernels. The result is filled
     // by load() and stays where it is.
@@ -49,10 +56,6 @@ class Weights {
 
     // Whether a stack of both is possible.
     static bool same_format(const Matrix& a, const Matrix& b);
-    // Whether scales of this matrix make kernels with fp32 scales necessary.
-    static bool needs_fp32_scales(const Matrix& matrix) {
-        return matrix.format == Format::affine && matrix.dtype != Dtype::bf16;
-    }
 
     // Allocates, after the budget was asked for everything, and reads. MemoryBudgetError says what is
     // missing.
@@ -60,11 +63,9 @@ class Weights {
     uint64_t bytes() const { return total_; }
 
   private:
-    enum class Conversion : uint8_t { none, bf16_to_f32, f16_to_f32 };
     struct Copy {
         const std::byte* from;
-        size_t bytes;  // read
-        Conversion conversion;
+        size_t bytes;
         Placed* to;
         size_t offset;  // in `to`
     };
@@ -74,7 +75,6 @@ class Weights {
     Placed& place(size_t bytes);
     void fill() const;
 
-    bool fp32_scales_;
     std::deque<DeviceMatrix> matrices_;
     std::deque<std::vector<float>> floats_;
     std::deque<Placed> vectors_;
