@@ -9,6 +9,7 @@ compile FILE.metal         kernel library for the simulator; prints its path
 flags                      compiler and linker flags for host code, for build systems
 run-tests [ARGUMENTS...]   pytest on tests/metalsim
 cross-build ...            arm64 macOS extension (see --help)
+wheel-macos                lily's wheel for Apple Silicon
 """
 
 from __future__ import annotations
@@ -97,6 +98,12 @@ def _cross_build(arguments: argparse.Namespace) -> int:
     return run_command(arguments)
 
 
+def _wheel_macos(arguments: argparse.Namespace) -> int:
+    from .macos.wheel import run_command
+
+    return run_command(arguments)
+
+
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-I", dest="include", action="append", type=Path, default=[], help="include folder")
     parser.add_argument("-D", dest="define", action="append", default=[], help="macro, NAME or NAME=VALUE")
@@ -127,6 +134,11 @@ def _parser() -> argparse.ArgumentParser:
 
     add_arguments(command)
     command.set_defaults(function=_cross_build)
+    command = commands.add_parser("wheel-macos")
+    command.add_argument(
+        "--output", type=Path, default=paths.REPOSITORY / "dist", help="folder (default: dist)"
+    )
+    command.set_defaults(function=_wheel_macos)
     return parser
 
 

@@ -31,8 +31,19 @@ class CrossBuildError(RuntimeError):
 
 
 @dataclass
+class Part:
+    """Sources with flags of their own beside those of the extension."""
+
+    sources: Sequence[Path]
+    flags: Sequence[str]
+
+
+@dataclass
 class Options:
-    """What to build. Paths of Python and nanobind are used only with `nanobind_folder` set."""
+    """What to build. Paths of Python and nanobind are used only with `nanobind_folder` set.
+
+    `backend_module` names the Python module that holds nanobind's compiled half; without one it is built in.
+    """
 
     sources: Sequence[Path]
     output: Path
@@ -42,7 +53,9 @@ class Options:
     nanobind_folder: Path | None = None
     python_include: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["include"]))
     stable_abi: str = ""
+    backend_module: str = ""
     warnings_as_errors: bool = False
+    parts: Sequence[Part] = ()
 
 
 @dataclass
@@ -59,6 +72,7 @@ def _compiler(options: Options) -> list[str]:
 
 def _flags(options: Options) -> list[str]:
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-fno-strict-aliasing"]
+    flags += ["-mcpu=apple_m1", "-ffp-contract=off"]
     flags += ["-I", str(MACOS / "stubs"), "-isystem", str(metal_cpp())]
     for folder in options.include:
         flags += ["-I", str(folder)]
@@ -69,6 +83,9 @@ def _flags(options: Options) -> list[str]:
         if options.stable_abi:
             major, minor = options.stable_abi.split(".")
             flags.append(f"-DPy_LIMITED_API=0x{int(major):02X}{int(minor):02X}0000")
+        if options.backend_module:
+            package = options.backend_module.replace("_", "-")
+            flags += [f"-DNB_BACKEND_MODULE={options.backend_module}", f"-DNB_BACKEND_PYPI={package}"]
     return flags
 
 
@@ -76,9 +93,11 @@ def _compile(options: Options) -> list[Path]:
     flags, folder = _flags(options), build_directory() / "macos"
     warnings = ["-Wall", *(["-Werror"] if options.warnings_as_errors else [])]
     objects = [
-        compile_object(_compiler(options), [*flags, *warnings], source, folder) for source in options.sources
+        compile_object(_compiler(options), [*flags, *warnings, *part.flags], source, folder)
+        for part in (Part(options.sources, ()), *options.parts)
+        for source in part.sources
     ]
-    if options.nanobind_folder is not None:
+    if options.nanobind_folder is not None and not options.backend_module:
         combined = options.nanobind_folder / "src" / "nb_combined.cpp"
         objects.append(compile_object(_compiler(options), [*flags, "-w"], combined, folder))
     return objects
