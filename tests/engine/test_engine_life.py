@@ -282,6 +282,38 @@ def test_sessions_come_and_go_while_memory_is_counted(folder: Path) -> None:
         sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+def test_nothing_grows_over_a_thousand_requests_and_a_hundred_thousand_tokens(folder: Path) -> None:
+    with load(folder, cache_bytes="2MiB", max_context=4096) as engine:
+
+        def requests(count: int) -> int:
+            tokens = 0
+            for i in range(count):
+                keywords: dict[str, Any] = {"seed": i, "temperature": 1.0, "max_tokens": 20, **NO_END}
+                if i % 4 == 0:
+                    keywords |= {"top_logprobs": 2, "stop": "zz"}
+                if i % 50 == 0:
+                    keywords |= {"max_tokens": 2000}
+                stream = engine.stream(ids_of(40 + i % 90, seed=i % 7), **keywords)
+                if i % 5 == 0:
+                    next(stream)
+                    stream.cancel()
+                tokens += stream.finish().usage.total_tokens
+            return tokens
+
+        def held() -> tuple[int, int, int]:
+            gc.collect()
+            return resident_bytes(), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+        requests(300)
+        before = held()
+        assert requests(1000) >= 100_000
+        after = held()
+        assert after[0] - before[0] < 4 << 20
+        assert after[1:] == before[1:]
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
