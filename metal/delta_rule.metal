@@ -8,7 +8,9 @@
 //   d = beta (v - decay S^T k);  S <- decay S + k d^T;  o = S^T q
 //   out = o norm silu(z), and squares[row, h, slice] = sum of o^2 over the slice's columns: project_add_heads
 //   divides by the root mean square of the head, which no threadgroup knows here.
-// projected [rows, stride]: q | k | v (channels) | z | b | a. state fp32 [value_heads, value_dim, key_dim].
+// projected [rows, stride]: q | k | v (channels) | z | b | a. state fp32 [value_heads, value_dim, key_dim], read;
+// next_state, the same or another: written. A step whose token turns out not to be wanted is then taken back by
+// going on from `state`.
 // history [16, channels]: the inputs of position p lie at p % 16. A launch reads the conv_width - 1 positions
 // before its rows and writes its rows' own, never the same ones, so no copy is shifted, threadgroups don't
 // race, and rows can be taken back by position alone.
@@ -37,10 +39,10 @@ template <int KEYS, int M>
 [[kernel]] void delta_rule(device const Activation* projected [[buffer(0)]],
                            device const float* conv [[buffer(1)]], device const float* a_log [[buffer(2)]],
                            device const float* dt_bias [[buffer(3)]], device const float* norm [[buffer(4)]],
-                           device Activation* history [[buffer(5)]], device float* state [[buffer(6)]],
+                           device Activation* history [[buffer(5)]], device const float* state [[buffer(6)]],
                            device Activation* out [[buffer(7)]], device float* squares [[buffer(8)]],
                            device const uint* positions [[buffer(9)]],
-                           constant DeltaShape& shape [[buffer(10)]],
+                           constant DeltaShape& shape [[buffer(10)]], device float* next_state [[buffer(11)]],
                            uint3 group [[threadgroup_position_in_grid]],
                            uint3 groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -97,19 +99,19 @@ template <int KEYS, int M>
         for (int j = 0; j < KEYS; ++j) x[j] = x[j] * inverse;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device float* own = state + (first_column + simdgroup * uint(kOwn)) * kDim + lane * uint(KEYS);
+    const uint own = (first_column + simdgroup * uint(kOwn)) * kDim + lane * uint(KEYS);
     float s[kOwn * KEYS];
 #pragma clang loop unroll(full)
     for (int c = 0; c < kOwn; ++c) {
         if (KEYS == 4) {
-            const float4 four = *(device const float4*)(own + uint(c) * kDim);
+            const float4 four = *(device const float4*)(state + own + uint(c) * kDim);
             s[c * KEYS] = four.x;
             s[c * KEYS + 1 % KEYS] = four.y;
             s[c * KEYS + 2 % KEYS] = four.z;
             s[c * KEYS + 3 % KEYS] = four.w;
         } else {
 #pragma clang loop unroll(full)
-            for (int j = 0; j < KEYS; ++j) s[c * KEYS + j] = own[uint(c) * kDim + uint(j)];
+            for (int j = 0; j < KEYS; ++j) s[c * KEYS + j] = state[own + uint(c) * kDim + uint(j)];
         }
     }
     const float rate = -exp(a_log[head]);
@@ -156,11 +158,11 @@ template <int KEYS, int M>
 #pragma clang loop unroll(full)
     for (int c = 0; c < kOwn; ++c) {
         if (KEYS == 4) {
-            *(device float4*)(own + uint(c) * kDim) =
+            *(device float4*)(next_state + own + uint(c) * kDim) =
                 float4(s[c * KEYS], s[c * KEYS + 1 % KEYS], s[c * KEYS + 2 % KEYS], s[c * KEYS + 3 % KEYS]);
         } else {
 #pragma clang loop unroll(full)
-            for (int j = 0; j < KEYS; ++j) own[uint(c) * kDim + uint(j)] = s[c * KEYS + j];
+            for (int j = 0; j < KEYS; ++j) next_state[own + uint(c) * kDim + uint(j)] = s[c * KEYS + j];
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -207,7 +207,7 @@ class MetalModel:
         self._project(launch, layer, rows, self.delta_stride)
         arguments = {0: self.projected, 1: layer["conv"], 2: layer["a_log"], 3: layer["dt_bias"]}
         arguments |= {4: layer["norm"], 5: layer["history"], 6: layer["state"], 7: self.mixed}
-        arguments |= {8: self.squares, 9: self.positions}
+        arguments |= {8: self.squares, 9: self.positions, 11: layer["state"]}
         sizes = (rows, m.key_heads, m.value_heads, m.value_dim, m.kernel, self.delta_stride, 1e-6)
         slices = m.value_dim // 16
         launch(

@@ -106,9 +106,9 @@ def reference(layer: Layer, projected: Array) -> tuple[Array, Array, Array]:
 
 
 def step(
-    sim: Any, library: Any, layer: Layer, projected: Array, room: int
+    sim: Any, library: Any, layer: Layer, projected: Array, room: int, apart: bool = False
 ) -> tuple[Array, Array, Array, Array]:
-    """(out, squares by slice, state, history) after one launch over the rows."""
+    """(out, squares by slice, state, history) after one launch over the rows; `apart`: into another state."""
     s, rows, dtype = layer.shape, len(projected), projected.dtype
     state, history = sim.buffer(layer.state, "state"), sim.buffer(layer.history, "history")
     out = sim.buffer(np.zeros((rows, s.values), dtype), "out")
@@ -117,6 +117,7 @@ def step(
     arguments = {0: sim.buffer(projected, "projected"), 5: history, 6: state, 7: out, 8: squares}
     arguments |= {i + 1: sim.buffer(array) for i, array in enumerate(arrays)}
     arguments[9] = sim.buffer(np.array([layer.position], np.uint32), "positions")
+    arguments[11] = sim.buffer(4 * layer.state.size, "next state") if apart else state
     arguments[10] = structure(rows, s.key_heads, s.value_heads, s.value_dim, s.conv, s.stride, UNIT_EPS)
     run(
         sim,
@@ -128,10 +129,12 @@ def step(
             "group": 128,
         },
     )
+    if apart:
+        assert state.array(np.float32, layer.state.shape).tobytes() == layer.state.tobytes()
     return (
         out.array(dtype, (rows, s.value_heads, s.value_dim)).copy(),
         squares.array(np.float32, (rows, s.value_heads, s.slices)).copy(),
-        state.array(np.float32, layer.state.shape).copy(),
+        arguments[11].array(np.float32, layer.state.shape).copy(),
         history.array(dtype, layer.history.shape).copy(),
     )
 
@@ -198,6 +201,15 @@ def test_extreme_gates_stay_finite(sim: Any, kernels: Any, rng: Any) -> None:
     wanted = reference(layer, projected)
     np.testing.assert_allclose(out, wanted[0], atol=2e-5)
     np.testing.assert_allclose(state, wanted[2], atol=1e-5)
+
+
+def test_a_step_into_another_state_leaves_the_one_before(sim: Any, kernels: Any, rng: Any) -> None:
+    s = SHAPES["small"]
+    layer = Layer.random(rng, s, 3, np.float32)
+    projected = rows_of(rng, s, 2, np.float32)
+    library = kernels("delta_rule", "float")
+    found, apart = step(sim, library, layer, projected, 8), step(sim, library, layer, projected, 8, apart=True)
+    assert [array.tobytes() for array in apart] == [array.tobytes() for array in found]
 
 
 def test_the_state_is_read_once_and_written_once(sim: Any, kernels: Any, rng: Any) -> None:

@@ -109,7 +109,7 @@ def test_gated_deltanet_layer(sim: Any, kernels: Any, rng: Any) -> None:
         arguments = {0: projected, 1: floats(sim, np.ones((4, channels))), 2: floats(sim, np.zeros(heads))}
         arguments |= {3: floats(sim, np.zeros(heads)), 4: floats(sim, np.ones(128))}
         arguments |= {5: sim.buffer(np.zeros((16, channels), BF16)), 6: state, 7: layer.mixed, 8: squares}
-        arguments[9] = sim.buffer(np.array([40], np.uint32))
+        arguments |= {9: sim.buffer(np.array([40], np.uint32)), 11: state}
         arguments[10] = structure(1, 16, heads, 128, 4, channels + values + 2 * heads, 1e-6)
         layer.launch("delta_rule", "delta_rule_k4_m1", arguments, (8, heads), 128)
         # the state both ways, the taps, three remembered inputs and the new one

@@ -88,11 +88,11 @@ class DeltaRuleStep final : public Step {
                 part.rows == 1 ? one_() : many_(),
                 {reads(rows_of(buffers_.activations[size_t(in_)], in_stride, element_)), reads(*conv_),
                  reads(*a_log_), reads(*dt_bias_), reads(*norm_), updates(history),
-                 updates(matrices(*part.state)),
+                 reads(matrices(*part.state)),
                  writes(rows_of(buffers_.activations[size_t(out_)], values, element_)),
                  writes(rows_of(buffers_.squares, squares, 4)),
                  reads(Range(*block.positions->buffer, block.positions->offset + 4 * part.first_row, 4)),
-                 constant(parameters)},
+                 constant(parameters), writes(matrices(*part.next_state))},
                 {slices_, static_cast<uint32_t>(shape_.value_heads)}, {kThreads});
         }
     }
