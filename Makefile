@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc src metal -type f -not -name '*.so' -not -path '*/__pycache__/*' 2>/dev/null) \
            CMakeLists.txt pyproject.toml
 
-.PHONY: help demo test test-fast test-oracles check format sanitize wheel metalsim clean
+.PHONY: help demo test test-fast test-oracles check format sanitize wheel wheel-macos metalsim clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ sanitize: $(VENV)/.test-tools  ## native tests under AddressSanitizer and Undefi
 wheel: $(BIN)/python  ## the wheel and the source distribution, into dist/
 	$(PIP) install --quiet build
 	$(BIN)/python -m build
+
+wheel-macos: $(VENV)/.test-tools  ## the wheel for Apple Silicon, cross-built (fetches a compiler from PyPI), into dist/
+	$(PIP) install --quiet build wheel
+	PYTHONPATH=tools $(BIN)/python -m metalsim wheel-macos
 
 clean:  ## remove what was built
 	rm -rf build dist $(VENV)

@@ -81,14 +81,18 @@ def zig() -> Path:
 
 
 def metal_cpp() -> Path:
-    """Directory with Foundation/ and Metal/: `METALSIM_METAL_CPP` or the unpacked headers."""
+    """Directory with Foundation/ and Metal/: `METALSIM_METAL_CPP`, of an installed mlx-metal, or unpacked."""
     named = os.environ.get("METALSIM_METAL_CPP")
     if named:
         if not (Path(named) / "Metal" / "Metal.hpp").is_file():
             raise ToolchainError(f"METALSIM_METAL_CPP names {named}, which has no Metal/Metal.hpp")
         return Path(named)
+    inside = Path("mlx", "include", "metal_cpp")
+    for folder in map(Path, sys.path):
+        if (folder / inside / "Metal" / "Metal.hpp").exists():
+            return folder / inside
     target = build_directory() / "metal-cpp"
-    headers = target / "mlx" / "include" / "metal_cpp"
+    headers = target / inside
     if not (headers / "Metal" / "Metal.hpp").exists():
         platform = ["--platform", "macosx_15_0_arm64", "--python-version", "3.12"]
         wheel = _download(METAL_CPP_WHEEL, build_directory() / "wheels", *platform)

@@ -75,11 +75,12 @@ def build_wheel(output: Path) -> Path:
             stale.unlink()
         shutil.copy(compiled, tree / "lily_py" / NAME)
         shutil.copytree(extension.METAL, tree / "lily_py" / "metal", dirs_exist_ok=True)
-        _run("wheel", "pack", "--dest-dir", str(work / "packed"), str(tree))
-        packed = next((work / "packed").glob("*.whl"))
+        packed = work / "packed"
+        packed.mkdir()
+        _run("wheel", "pack", "--dest-dir", str(packed), str(tree))
         tags = [f"--{part}-tag={tag}" for part, tag in TAG.items()]
-        _run("wheel", "tags", "--remove", *tags, str(packed))
-        wheel = next((work / "packed").glob("*.whl"))
+        _run("wheel", "tags", "--remove", *tags, *map(str, packed.glob("*.whl")))
+        wheel = next(packed.glob("*.whl"))
         return Path(shutil.move(wheel, output / wheel.name))
 
 
