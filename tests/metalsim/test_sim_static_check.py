@@ -12,7 +12,7 @@ from metalsim_helpers import CORPUS, KERNELS
 
 # Copying a whole struct out of constant memory is fine for Apple's compiler, but not for OpenCL's.
 KNOWN_FALSE_POSITIVES = {"good_02_struct_copy_constant"}
-LANGUAGE = {"good_03_lambda": "3.2"}
+LANGUAGE = {"good_03_lambda": "3.2", "tensor": "4.0"}
 
 
 def check(path: Path, language: str | None = None) -> list[str]:
