@@ -27,6 +27,8 @@ def preprocess(
     version = "".join(language.split(".")) + "0"
     command = [str(zig()), "clang", "-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef"]
     command += ["-D__METAL__=1", f"-D__METAL_VERSION__={version}", "-D__METAL_MACOS__=1", "-D__METALSIM__=1"]
+    if int(version) >= 400:
+        command.append("-D__HAVE_TENSOR__=1")
     command += ["-I", str(SHIM / "preprocess"), *(f"-I{path}" for path in include)]
     command += [*(f"-D{name}" for name in define), str(source)]
     result = subprocess.run(command, capture_output=True, text=True)

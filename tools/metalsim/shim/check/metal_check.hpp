@@ -1,6 +1,7 @@
 // The Metal standard library for the static check.
 #pragma once
 #include "functions.hpp"
+#include "tensor.hpp"
 #include "types.hpp"
 // OpenCL keywords that Metal allows as identifiers.
 #define local msl_identifier_local

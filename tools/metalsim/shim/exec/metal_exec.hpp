@@ -7,6 +7,7 @@
 #include "math.hpp"
 #include "matrix.hpp"
 #include "scalar.hpp"
+#include "tensor.hpp"
 #include "vector.hpp"
 
 #define is_function_constant_defined(x) (metalsim_constant_##x.defined)
