@@ -11,6 +11,7 @@ from pathlib import Path
 
 INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$')
 DELIMITER = "metal_source"
+TENSORS = re.compile(r"^\s*#include <MetalPerformancePrimitives/", re.MULTILINE)
 
 
 def flatten(path: Path, root: Path, seen: set[Path] | None = None) -> str:
@@ -36,14 +37,16 @@ def flatten(path: Path, root: Path, seen: set[Path] | None = None) -> str:
 
 
 def embed(root: Path) -> str:
-    """C++ source with all .metal files of a folder. Raises ValueError for a file that can't be quoted."""
-    files = sorted(root.glob("*.metal"))
+    """C++ source with all .metal files under a folder. Raises ValueError for a file that can't be quoted."""
+    files = sorted(root.rglob("*.metal"))
     entries = []
     for path in files:
         text = flatten(path, root)
         if f"){DELIMITER}" in text:
             raise ValueError(f"{path} contains ){DELIMITER}")
-        entries.append(f'    {{"{path.stem}", R"{DELIMITER}({text}\n){DELIMITER}"}},\n')
+        language = "metal_4_0" if TENSORS.search(text) else "metal_3_1"
+        quoted = f'R"{DELIMITER}({text}\n){DELIMITER}"'
+        entries.append(f'    {{"{path.stem}", {quoted}, Language::{language}}},\n')
     return (
         '#include "backend/metal/kernel_library.h"\n\n'
         '#pragma clang diagnostic ignored "-Woverlength-strings"\n\n'

@@ -18,10 +18,12 @@ struct Compiled {
     std::string failure;
 };
 
-Compiled compile(MTL::Device* device, const std::string& text) {
+Compiled compile(MTL::Device* device, const std::string& text, Language language) {
     const AutoreleaseScope scope;
+    const bool newer = language == Language::metal_4_0;
+    if (newer && !system_at_least(26)) return {{}, "Metal 4.0 needs macOS 26"};
     const auto options = NS::TransferPtr(MTL::CompileOptions::alloc()->init());
-    options->setLanguageVersion(MTL::LanguageVersion3_1);
+    options->setLanguageVersion(newer ? MTL::LanguageVersion4_0 : MTL::LanguageVersion3_1);
     if (system_at_least(15)) {
         options->setMathMode(MTL::MathModeSafe);
     } else {
@@ -63,7 +65,8 @@ Kernel::~Kernel() = default;
 
 Kernels::Kernels(Device& device, Macros macros, std::span<const KernelSource> sources) : device_(device) {
     for (const KernelSource& source : sources) {
-        auto compiled = std::async(std::launch::async, compile, device.handle(), with_macros(source, macros));
+        auto compiled = std::async(std::launch::async, compile, device.handle(), with_macros(source, macros),
+                                   source.language);
         families_[std::string(source.name)] = std::make_unique<Family>(Family{std::move(compiled)});
     }
 }

@@ -22,13 +22,17 @@ class Library;
 
 namespace lily::metal {
 
-// A .metal file with its includes put in their place. The name is the file's, without ending.
+// Version of the shading language: 4.0 has tensor operations and needs macOS 26.
+enum class Language : uint8_t { metal_3_1, metal_4_0 };
+
+// A .metal file with its includes put in their place. The name is the file's, without folder and ending.
 struct KernelSource {
     std::string_view name;
     std::string_view text;
+    Language language = Language::metal_3_1;
 };
 
-// metal/*.metal, embedded at build time (embed_kernels.py).
+// The .metal files of metal/ and its folders, embedded at build time (embed_kernels.py).
 std::span<const KernelSource> embedded_kernels();
 
 // [[function_constant(index)]] and its value.
@@ -55,8 +59,8 @@ class Kernel {
     uint32_t max_threads_, threadgroup_memory_;
 };
 
-// One library per source, all compiled at the same time in the background, in Metal 3.1 with safe math; then
-// pipelines, made at first use and kept. Any thread may call. Outlives the streams that use its kernels.
+// One library per source, all compiled at the same time in the background, with safe math; then pipelines,
+// made at first use and kept. Any thread may call. Outlives the streams that use its kernels.
 class Kernels {
   public:
     using Macros = std::vector<std::pair<std::string, std::string>>;  // {"LILY_ACTIVATION", "float"}

@@ -34,4 +34,4 @@ def test_memory_budget_devices_and_threads(device_program: DeviceProgram) -> Non
 
 
 def test_faults(device_program: DeviceProgram) -> None:
-    assert len(outcome(device_program("device_faults"))) == 39
+    assert len(outcome(device_program("device_faults"))) == 41

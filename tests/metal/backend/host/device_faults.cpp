@@ -50,6 +50,25 @@ void libraries() {
     check(again.failures().empty(), "and may be asked again");
 }
 
+void languages() {
+    const metal::KernelSource source{"newer", R"(
+#include <metal_stdlib>
+#if __METAL_VERSION__ < 400
+#error an older language
+#endif
+kernel void k(device float* a [[buffer(0)]]) { a[0] = 1.0f; }
+)",
+                                     metal::Language::metal_4_0};
+    metal::Device device;
+    metal::Kernels older(device, {}, std::span(&source, 1));
+    check(contains(error_of([&] { older.get("newer", "k"); }), "Metal 4.0 needs macOS 26"),
+          "a newer language than the system's is not tried");
+    metalsim_set_macos(26, 0);
+    metal::Kernels newer(device, {}, std::span(&source, 1));
+    check(newer.get("newer", "k").name() == "k", "a newer system compiles it");
+    metalsim_set_macos(15, 0);
+}
+
 void objects() {
     for (const char* kind : {"queue", "fence"}) {
         metal::Device device;
@@ -142,6 +161,7 @@ void command_buffer_of_several() {
 
 int main() {
     libraries();
+    languages();
     objects();
     command_buffers();
     command_buffer_of_several();
