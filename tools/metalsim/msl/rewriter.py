@@ -217,8 +217,9 @@ class Rewriter:
     # ---- variables --------------------------------------------------------------------------------
 
     def _declaration_end(self, i: int, stops: tuple[str, ...]) -> int:
+        """Index of the first of `stops` from `i` on that doesn't stand in array bounds."""
         while i < len(self.stream) and self.stream.text(i) not in stops:
-            i += 1
+            i = self.stream.closing(i, "[", "]") + 1 if self.stream.text(i) == "[" else i + 1
         return i
 
     def _function_constant(self, i: int) -> int | None:
@@ -275,7 +276,8 @@ class Rewriter:
             " ".join(word for word in stream.joined(i, name_at).split() if word != "threadgroup"),
             stream.joined(bracket, end),
         )
-        if "," in re.sub(r"<.*>", "", variable.type + variable.dims):
+        between = re.sub(r"\[[^\]]*\]", "", variable.dims)  # after `a[n]` nothing but other bounds
+        if "," in re.sub(r"<.*>", "", variable.type) + between:
             self._error(i, f"declare one threadgroup variable per statement: {declaration}")
         if self.kernel is None:
             self._error(i, f"threadgroup variable '{variable.name}' declared outside a kernel function")

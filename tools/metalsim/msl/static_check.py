@@ -66,4 +66,6 @@ def check(
     messages = [m for m in messages if "warning:" not in m and "error:" in m]
     messages += lint.run(json.loads(dump.stdout))
     messages += unknown_names(text, frozenset(lint.library))
+    if not module.instantiations:
+        messages.append(f"{source.name}: error: the file has no kernel")
     return messages

@@ -172,7 +172,8 @@ constant constexpr bool is_integral_v = __is_integral(T);
 template <typename T>
 struct is_integral : bool_constant<__is_integral(T)> {};
 template <typename T>
-constant constexpr bool is_floating_point_v = __is_floating_point(T) || is_same_v<T, bfloat> || is_same_v<T, half>;
+constant constexpr bool is_floating_point_v =
+    __is_floating_point(T) || is_same_v<T, bfloat> || is_same_v<T, half>;
 template <typename T>
 struct is_floating_point : bool_constant<is_floating_point_v<T>> {};
 template <typename T>
@@ -211,19 +212,29 @@ struct array {
     threadgroup T& operator[](size_t i) threadgroup;
 };
 
+template <typename T>
+struct component_count {
+    enum : int { value = 1 };
+};
+template <typename T, int N>
+struct component_count<T __attribute__((ext_vector_type(N)))> {
+    enum : int { value = N };
+};
+
 // The rewriter turns float4(a, b, ...) into make_vector<float4>(a, b, ...).
-template <typename V>
-V make_vector(V v) {
-    return v;
-}
 template <typename V, typename A>
 V make_vector(A a) {
+    static_assert(component_count<A>::value == 1 || component_count<A>::value == component_count<V>::value,
+                  "a vector is made from a scalar or from a vector of as many components");
     V v;
     return v;
 }
 template <typename V, typename A, typename B, typename... C>
 V make_vector(A a, B b, C... c) {
-    static_assert(sizeof...(C) <= 2, "too many vector components");
+    static_assert(
+        component_count<A>::value + component_count<B>::value + (0 + ... + component_count<C>::value) ==
+            component_count<V>::value,
+        "the components given are not as many as the vector has");
     V v;
     return v;
 }
