@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import itertools
 import os
@@ -41,7 +42,7 @@ LIMIT = 700
 WARM_UP = 5
 """Rounds before memory is compared: caches of the process and the allocator fill up first."""
 GROWTH = 16 * MIB
-"""Resident memory may rise by this between then and the end."""
+"""What is live may rise by this between then and the end."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["Ada", "Bo"]}, "age": {"type": "integer"}},
@@ -61,10 +62,15 @@ SYSTEM = {"role": "system", "content": "You are a lily. Answer briefly."}
 
 @dataclass
 class Sample:
-    """The process at one moment, in seconds since the start; bytes, files and threads of its own."""
+    """The process at one moment, in seconds since the start; bytes, files and threads of its own.
+
+    `live` is what stays resident when the C library has given back the freed memory that it keeps: with
+    threads that come and go it keeps some in each of its arenas.
+    """
 
     seconds: float
     resident: int
+    live: int
     files: int
     threads: int
 
@@ -395,9 +401,16 @@ def sample(start: float) -> Sample:
     end = time.monotonic() + 5
     while threading.active_count() > 1 and time.monotonic() < end:  # threads of the closed engine are ending
         time.sleep(0.05)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = resident_bytes()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
     files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    return Sample(time.monotonic() - start, resident, files, threads)
+    return Sample(time.monotonic() - start, resident, resident_bytes(), files, threads)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def soak(options: argparse.Namespace, folder: Path, tally: Tally, samples: list[Sample]) -> None:
@@ -434,7 +447,7 @@ def soak(options: argparse.Namespace, folder: Path, tally: Tally, samples: list[
             samples.append(sample(start))
             now = samples[-1]
             print(
-                f"{now.seconds:7.0f} s: {now.resident / MIB:.1f} MiB, {now.files} files, "
+                f"{now.seconds:7.0f} s: {now.resident / MIB:.1f}, {now.live / MIB:.1f} MiB, {now.files} files, "
                 f"{now.threads} threads; "
                 f"{sum(tally.done.values())} actions, {tally.requests} requests, {tally.tokens} tokens, "
                 f"{sum(tally.checks.values())} comparisons, {len(tally.wrong)} wrong",
@@ -446,8 +459,8 @@ def growth(samples: list[Sample]) -> list[str]:
     """Say what grew after the first rounds."""
     settled = samples[min(WARM_UP, len(samples) - 1)]
     last, found = samples[-1], []
-    if last.resident - settled.resident > GROWTH:
-        found.append(f"resident memory grew by {(last.resident - settled.resident) / MIB:.1f} MiB")
+    if last.live - settled.live > GROWTH:
+        found.append(f"memory grew by {(last.live - settled.live) / MIB:.1f} MiB")
     if last.files > settled.files:
         found.append(f"open files grew from {settled.files} to {last.files}")
     if last.threads > settled.threads:
@@ -464,7 +477,7 @@ def page(options: argparse.Namespace, tally: Tally, samples: list[Sample], grown
     step = max(1, len(samples) // 12)
     shown = [*samples[:-1:step], samples[-1]]
     rows = [
-        f"{each.seconds / 60:.0f} | {each.resident / MIB:.1f} | {each.files} | {each.threads}"
+        f"{each.seconds / 60:.0f} | {each.resident / MIB:.1f} | {each.live / MIB:.1f} | {each.files} | {each.threads}"
         for each in shown
     ]
     verdict = (
@@ -490,8 +503,8 @@ def page(options: argparse.Namespace, tally: Tally, samples: list[Sample], grown
             "",
             "The process between two rounds, no engine but the one for comparison open:",
             "",
-            "minute | resident, MiB | open files | threads",
-            "------ | ------------- | ---------- | -------",
+            "minute | resident, MiB | after `malloc_trim` | open files | threads",
+            "------ | ------------- | ------------------- | ---------- | -------",
             *rows,
             "",
             "```",
