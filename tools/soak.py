@@ -447,9 +447,8 @@ def soak(options: argparse.Namespace, folder: Path, tally: Tally, samples: list[
             samples.append(sample(start))
             now = samples[-1]
             print(
-                f"{now.seconds:7.0f} s: {now.resident / MIB:.1f}, {now.live / MIB:.1f} MiB, {now.files} files, "
-                f"{now.threads} threads; "
-                f"{sum(tally.done.values())} actions, {tally.requests} requests, {tally.tokens} tokens, "
+                f"{now.seconds:7.0f} s: {now.resident / MIB:.1f}, {now.live / MIB:.1f} MiB, "
+                f"{now.files} files, {now.threads} threads; {sum(tally.done.values())} actions, {tally.requests} requests, {tally.tokens} tokens, "
                 f"{sum(tally.checks.values())} comparisons, {len(tally.wrong)} wrong",
                 flush=True,
             )
@@ -477,7 +476,8 @@ def page(options: argparse.Namespace, tally: Tally, samples: list[Sample], grown
     step = max(1, len(samples) // 12)
     shown = [*samples[:-1:step], samples[-1]]
     rows = [
-        f"{each.seconds / 60:.0f} | {each.resident / MIB:.1f} | {each.live / MIB:.1f} | {each.files} | {each.threads}"
+        f"{each.seconds / 60:.0f} | {each.resident / MIB:.1f} | {each.live / MIB:.1f} | {each.files} | "
+        f"{each.threads}"
         for each in shown
     ]
     verdict = (
