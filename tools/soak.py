@@ -448,7 +448,8 @@ def soak(options: argparse.Namespace, folder: Path, tally: Tally, samples: list[
             now = samples[-1]
             print(
                 f"{now.seconds:7.0f} s: {now.resident / MIB:.1f}, {now.live / MIB:.1f} MiB, "
-                f"{now.files} files, {now.threads} threads; {sum(tally.done.values())} actions, {tally.requests} requests, {tally.tokens} tokens, "
+                f"{now.files} files, {now.threads} threads; "
+                f"{sum(tally.done.values())} actions, {tally.requests} requests, {tally.tokens} tokens, "
                 f"{sum(tally.checks.values())} comparisons, {len(tally.wrong)} wrong",
                 flush=True,
             )
