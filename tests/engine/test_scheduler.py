@@ -77,6 +77,27 @@ def test_each_request_gets_what_it_gets_alone(plain: lily_py.Engine) -> None:
     assert met == alone
 
 
+def test_b26_rows_of_unequal_length_equal_their_solo_runs(plain: lily_py.Engine) -> None:
+    """3 and 300 tokens in one batch; one row ends early, another joins when the first is half-way."""
+    asked: list[tuple[list[int], int]] = [(ids_of(3), 40), (ids_of(300, seed=1), 7), (ids_of(65, seed=2), 20)]
+
+    def opened(number: int) -> lily_py.Stream:
+        prompt, length = asked[number]
+        keywords: Keywords = {"max_tokens": length, "min_tokens": length, "seed": number, "top_logprobs": 3}
+        return plain.stream(prompt, **keywords)
+
+    alone = [outcome(opened(number).finish()) for number in range(3)]
+    before = plain._runtime.model.passes
+    first, second = opened(0), opened(1)
+    for _ in range(15):
+        next(first)
+    late = opened(2)
+    results = lily_py.Stream.finish_together([first, second, late])
+    assert [outcome(result) for result in results] == alone
+    # The prompts, in pieces of 64 and more; 14 tokens of the first one alone; then passes that all share.
+    assert plain._runtime.model.passes - before <= (1 + 5 + 2) + 14 + 25
+
+
 def test_hundreds_of_requests_joining_leaving_and_cancelled(folder: Path) -> None:
     """Workers take requests as they become free; every fifth one is cancelled in the middle."""
     engine = load(folder, memory_limit="200MB", cache_bytes="20MB")
