@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
@@ -25,8 +25,8 @@ from lily_py.prefix_store import PrefixStore
 from lily_py.progress import shown
 from lily_py.prompts import PromptLike
 from lily_py.results import Result
-from lily_py.runtime import Runtime
-from lily_py.sampling import boolean, integer, new_seed
+from lily_py.runtime import PROMPT_NAMES, Runtime
+from lily_py.sampling import boolean, integer, new_seed, refuse_unknown
 from lily_py.session import Session
 from lily_py.state import Logits, Progress, State
 from lily_py.state_file import checked_path
@@ -332,6 +332,8 @@ class Engine:
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of tokens; control tokens are left out unless `skip_special` is False."""
         self._runtime.check()
+        if not isinstance(tokens, Iterable):
+            raise InvalidArgumentError(f"tokens must be a list of token ids, got {tokens!r}")
         return self._runtime.tokenizer.decode(tokens, skip_special=skip_special)
 
     def count_tokens(self, prompt: PromptLike, **keywords: Any) -> int:
@@ -342,6 +344,7 @@ class Engine:
             **keywords: `raw`, `tools`, `thinking`, `template_variables`.
         """
         self._runtime.check()
+        refuse_unknown(keywords, PROMPT_NAMES)
         return len(self._runtime.read_prompt(prompt, keywords).tokens)
 
     def apply_template(

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lily_py.errors import ContextLengthError, InvalidArgumentError, LilyError
 from lily_py.generation import Generation
@@ -81,6 +81,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgumentError("a Session can't be pickled or copied: fork() it, or save() and load() it")
 
     def __len__(self) -> int:
         return len(self._open_state().tokens)

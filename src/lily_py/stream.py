@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
+from typing import NoReturn
 
-from lily_py.errors import LilyError
+from lily_py.errors import InvalidArgumentError, LilyError
 from lily_py.generation import Generation
 from lily_py.results import Chunk, Result
 from lily_py.workers import Workers
@@ -77,6 +78,11 @@ class Stream(Iterator[Chunk]):
         # A stream that was never made fully has nothing to end.
         if getattr(self, "_result", True) is None:
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgumentError(
+            "a Stream can't be pickled or copied: it is one generation that is running"
+        )
 
     def __repr__(self) -> str:
         state = "running" if self._result is None else self._result.finish_reason

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,27 @@ def test_a_budget_without_its_folder_is_refused(folder: Path) -> None:
 def test_a_session_refuses_template_arguments_when_it_is_made(engine: lily_py.Engine) -> None:
     with pytest.raises(lily_py.InvalidArgumentError, match="thinking must be True or False"):
         engine.new_session(thinking="yes")  # type: ignore[arg-type]
+
+
+def test_what_runs_is_not_copied(engine: lily_py.Engine) -> None:
+    """A copy would end the original's generation, or change its state, behind its back."""
+    with engine.new_session() as session, engine.stream([1, 2], max_tokens=9, min_tokens=9) as stream:
+        session.append([3])
+        next(stream)
+        for thing in (session, stream):
+            for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(lily_py.InvalidArgumentError, match="can't be pickled or copied"):
+                    attempt(thing)
+        result = stream.finish()
+        assert len(result.token_ids) == 9
+        assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == result
+
+
+def test_helpers_ignore_nothing(engine: lily_py.Engine) -> None:
+    with pytest.raises(lily_py.UnknownKeywordError, match="max_token"):
+        engine.count_tokens("x", max_token=3)
+    with pytest.raises(lily_py.InvalidArgumentError, match="tokens must be a list of token ids, got None"):
+        engine.detokenize(None)  # type: ignore[arg-type]
 
 
 def test_messages_belong_to_their_session(engine: lily_py.Engine) -> None:
