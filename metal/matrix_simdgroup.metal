@@ -26,29 +26,8 @@
 // Weights up to 2^32 elements per matrix, K a multiple of 32; tiles are bf16 as activations are.
 // Bound: multiply-adds of the matrix units; below 32 rows per matrix the weight stream.
 #include "common/fragments.h"
+#include "common/row_shapes.h"
 #include "common/weight_tiles.h"
-
-struct RowsShape {
-    uint rows;
-    uint cols;        // K
-    uint outputs;     // N
-    uint out_stride;  // of `out`, in elements
-    uint group_shift;
-    float eps;
-};
-
-struct ExpertRowsShape {
-    uint experts;  // the shared expert has this number
-    uint top_k;
-    uint slots;  // top_k, and one if there is a shared expert
-    uint width;  // of a routed expert
-    uint shared_width;
-    uint stride;  // max(width, shared_width): of an entry's activation
-    uint hidden;
-    uint group_shift;
-    uint shared_group_shift;
-    uint part;  // blocks to take: 0 all, 1 of routed experts, 2 of the shared one
-};
 
 constant constexpr const uint kThreads = 128u;
 constant constexpr const uint kHalf = 32u;  // columns of the first half of a tile
@@ -363,11 +342,6 @@ template <Format F>
     }
 }
 
-inline bool takes_block(uint4 block, constant ExpertRowsShape& shape) {
-    const bool is_shared = block.x == shape.experts;
-    return block.z > 0u && (shape.part == 0u || (shape.part == 2u) == is_shared);
-}
-
 template <Format F, int ROWS>
 [[kernel]] void experts_up_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
@@ -494,12 +468,14 @@ template <Format F, int ROWS>
     LILY_PAIRS(gate_up_rows, format, rows)            \
     LILY_PAIRS(experts_up_rows, format, rows)         \
     LILY_PAIRS(experts_down_rows, format, rows)
-#define LILY_MATRIX(format)                                  \
-    LILY_TILES(format, 8, 1)                                 \
-    LILY_TILES(format, 16, 1)                                \
-    LILY_TILES(format, 32, 2)                                \
-    LILY_TILES(format, 64, 2)                                \
+#define LILY_ROUTE(format)                                   \
     template [[host_name("route_rows_" #format)]] [[kernel]] \
     decltype(route_rows<Format::format>) route_rows<Format::format>;
+#define LILY_MATRIX(format)   \
+    LILY_TILES(format, 8, 1)  \
+    LILY_TILES(format, 16, 1) \
+    LILY_TILES(format, 32, 2) \
+    LILY_TILES(format, 64, 2) \
+    LILY_ROUTE(format)
 
 LILY_EACH_FORMAT(LILY_MATRIX)
