@@ -1,0 +1,80 @@
+// Launches of metal/attention_prefill.metal.
+#include "backend/metal/rows.h"
+
+namespace lily::metal {
+namespace {
+
+constexpr const char* kFamily = "attention_prefill";
+constexpr uint32_t kThreads = 128;
+
+struct AttentionRowsShape {
+    uint32_t rows, heads, kv_heads, pack, stride, page_stride, layer_offset, split_pages, splits;
+};
+
+class AttendRows final : public Step {
+  public:
+    AttendRows(const Attend& op, Builder& b)
+        : shape_(op.shape),
+          kv_(b.kv),
+          cache_(op.cache),
+          projected_(op.projected),
+          out_(op.out),
+          buffers_(b.buffers),
+          element_(b.switches.activation_bytes()),
+          tile_(element_ == 4 && op.shape.head_dim == 256 ? 16 : 32),
+          pack_(std::min(b.switches.gqa_packing ? static_cast<uint32_t>(shape_.heads / shape_.kv_heads) : 1u,
+                         tile_)),
+          attend_(b.kernels.common(), kFamily,
+                  std::string("attend_rows_") + (b.kv.dtype == KvDtype::f32 ? "float" : "bfloat") + "_d" +
+                      std::to_string(op.shape.head_dim)) {}
+
+    void encode(const Block& block, Pass& pass) const override {
+        const uint32_t rows = block.rows;
+        const auto heads = static_cast<uint32_t>(shape_.heads);
+        const auto kv_heads = static_cast<uint32_t>(shape_.kv_heads);
+        const AttentionRowsShape shape{
+            rows,
+            heads,
+            kv_heads,
+            pack_,
+            static_cast<uint32_t>(shape_.projected()),
+            static_cast<uint32_t>(kv_.page_bytes() / kv_.element_bytes()),
+            static_cast<uint32_t>(kv_.keys_offset(cache_, 0) / kv_.element_bytes()),
+            block.table_stride,
+            1};
+        const Range out = elements(buffers_.activations[size_t(out_)], 0,
+                                   rows * static_cast<size_t>(shape_.queries()), element_);
+        const size_t table = size_t{4} * block.table_stride;
+        const Range pages(*block.pages->buffer, block.pages->offset + block.parts.at(0).sequence * table,
+                          table);
+        const uint32_t tile_rows = tile_ / pack_;
+        const uint64_t pairs = uint64_t{rows} * block.table_stride * kPageTokens;
+        pass.launch(attend_(),
+                    {reads(elements(buffers_.activations[size_t(projected_)], 0,
+                                    rows * static_cast<size_t>(shape_.projected()), element_)),
+                     reads(*block.positions), reads(pages), reads(*block.cache), writes(out),
+                     unused(*out.buffer), unused(*out.buffer), constant(shape)},
+                    {kv_heads * divided(heads / kv_heads, pack_), divided(rows, tile_rows), 1}, {kThreads},
+                    as_bytes(2 * pairs * static_cast<uint64_t>(shape_.queries())));
+    }
+
+  private:
+    AttentionShape shape_;
+    KvLayout kv_;
+    int cache_;
+    Activation projected_, out_;
+    const Buffers& buffers_;
+    size_t element_;
+    uint32_t tile_, pack_;  // rows times heads of a tile, heads of a tile
+    OneKernel attend_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_rows_step(const RotaryAppend&, Builder&) { return nullptr; }
+
+std::unique_ptr<Step> make_rows_step(const Attend& op, Builder& b) {
+    return std::make_unique<AttendRows>(op, b);
+}
+
+}  // namespace lily::metal

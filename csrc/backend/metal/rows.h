@@ -1,0 +1,96 @@
+// Steps for blocks of more than kMostRows rows of one sequence: the kernels of docs/metal-prefill.md.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backend/metal/step.h"
+
+namespace lily::metal {
+
+constexpr std::array<uint32_t, 4> kTiles = {8, 16, 32, 64};
+constexpr uint32_t kRowsThreads = 128;  // of a product
+
+// Rows of a tile of a dense product.
+constexpr uint32_t dense_tile(uint32_t rows) {
+    return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+}
+
+// Rows of a block of an expert, from the mean rows of those that have any.
+constexpr uint32_t expert_tile(uint64_t rows, uint64_t experts, uint64_t top_k) {
+    const uint64_t pairs = rows * top_k;
+    const uint64_t busy = std::min(experts, pairs);
+    return pairs < 4 * busy ? 8 : pairs < 16 * busy ? 16 : pairs < 64 * busy ? 32 : 64;
+}
+
+// Blocks of experts that are enough for any choice.
+constexpr uint32_t block_capacity(uint64_t rows, uint64_t experts, uint64_t top_k, bool shared,
+                                  uint32_t tile) {
+    const uint64_t pairs = rows * top_k;
+    return divided(pairs, tile) + static_cast<uint32_t>(std::min(experts, pairs)) +
+           (shared ? divided(rows, tile) : 0);
+}
+
+// The structure of matrix_simdgroup.metal's dense kernels.
+struct RowsShape {
+    uint32_t rows, cols, outputs, out_stride, group_shift;
+    float eps;
+};
+
+// Kernels of one name by the rows of their tile, "<name>_t<rows>".
+class TileKernels {
+  public:
+    TileKernels(Kernels& kernels, const std::string& family, const std::string& name) {
+        for (const uint32_t tile : kTiles) {
+            by_tile_.emplace_back(kernels, family, name + "_t" + std::to_string(tile));
+        }
+    }
+    const Kernel& operator()(uint32_t tile) const {
+        return by_tile_[tile == 8 ? 0 : tile == 16 ? 1 : tile == 32 ? 2 : 3]();
+    }
+
+  private:
+    std::vector<OneKernel> by_tile_;
+};
+
+// Estimate for the size of command buffers: bytes that take as long as these multiply-adds. GPUs do some 16
+// in the time of a byte.
+constexpr uint64_t as_bytes(uint64_t multiply_adds) { return multiply_adds / 16; }
+
+// normed = rms(in) * gain for every row, for a product with `next`, and the inverse lengths into
+// buffers.inverses.
+class NormRows {
+  public:
+    NormRows(Activation in, const Placed* gain, float eps, const Matrix& next, Builder& b);
+    void encode(const Range& normed, uint32_t rows, Pass& pass) const;
+
+  private:
+    Activation in_;
+    const Placed* gain_;
+    float eps_;
+    uint32_t cols_;
+    const Buffers& buffers_;
+    OneKernel kernel_;
+};
+
+// Why an operation has no step for many rows, or null.
+const char* rows_obstacle(const Op& op);
+
+// Null: the step of make_step takes any number of rows.
+std::unique_ptr<Step> make_rows_step(const Embed& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const NormProject& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const DeltaRule& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const RotaryAppend& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const Attend& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const ProjectAdd& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const Route& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const ExpertsUp& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const ExpertsDown& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const NormGateUp& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const Head& op, Builder& builder);
+std::unique_ptr<Step> make_rows_step(const CombineHidden& op, Builder& builder);
+
+}  // namespace lily::metal
