@@ -23,24 +23,16 @@
 // Splits lie at fixed absolute positions. Their size follows from the row's own length alone: 1 page below
 // medium_from, 4 below long_from, 16 from there; so a row's bits don't depend on its company.
 // Bound: reading the cache once per HEADS query heads.
-#include "common/numbers.h"
+#include "common/attention_shape.h"
 
-struct AttentionShape {
-    uint heads;
-    uint kv_heads;
-    uint pairs;         // P: rotated pairs
-    uint stride;        // of a projected row
-    uint table_stride;  // pages per table
-    uint page_stride;   // elements per page, all layers
-    uint layer_offset;  // elements before this layer in a page
-    uint splits;        // capacity of the partial results
-    uint medium_from;   // lengths from which splits are of 4 and of 16 pages
-    uint long_from;
-    float eps;
-};
+// The less clever path, for comparison (metal/ablation/strided_attention.metal): neighbouring lanes read far
+// bytes of the cache.
+#ifdef LILY_STRIDED_READS
+constant constexpr const bool kStrided = true;
+#else
+constant constexpr const bool kStrided = false;
+#endif
 
-constant constexpr const uint kPage = 64u;
-constant constexpr const uint kFinePositions = 512u;
 constant constexpr const uint kSimdgroups = 4u;     // of attend
 constant constexpr const uint kCombineGroups = 8u;  // simdgroups of attend_combine
 
@@ -184,7 +176,8 @@ template <typename Cached, int D, int HEADS>
             const uint begin = simdgroup * uint(kSlice);
             device const vec<Cached, 2>* pair = (device const vec<Cached, 2>*)(keys + begin * kPage) + lane;
 #pragma clang loop unroll_count(4)
-            for (uint d = 0u; d < uint(kSlice); ++d) {
+            for (uint i = 0u; i < uint(kSlice); ++i) {
+                const uint d = kStrided ? (i + lane) % uint(kSlice) : i;
                 const vec<Cached, 2> two = pair[d * (kPage / 2u)];
                 const float2 k = float2(float(two.x), float(two.y));
 #pragma clang loop unroll(full)
@@ -216,7 +209,9 @@ template <typename Cached, int D, int HEADS>
             for (int i = 0; i < kPerLane; ++i) acc[h * kPerLane + i] *= kept;
         }
         // Positions simdgroup, simdgroup + 4, ...; a lane has neighbouring dimensions.
-        for (uint j = simdgroup; j < count; j += kSimdgroups) {
+        const uint own = count > simdgroup ? (count - simdgroup + kSimdgroups - 1u) / kSimdgroups : 0u;
+        for (uint n = 0u; n < own; ++n) {
+            const uint j = simdgroup + kSimdgroups * (kStrided ? (n + lane) % own : n);
             device const Cached* value = values + j * uint(D) + lane * uint(kPerLane);
             float v[kPerLane];
             if (kPerLane % 4 == 0) {

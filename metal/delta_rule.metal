@@ -30,6 +30,14 @@ struct DeltaShape {
     float eps;    // of the length of q and k
 };
 
+// The less clever path, for comparison (metal/ablation/raw_delta_rule.metal): out = o, the norm is a launch of
+// its own.
+#ifdef LILY_RAW_OUTPUT
+constant constexpr const bool kRawOutput = true;
+#else
+constant constexpr const bool kRawOutput = false;
+#endif
+
 constant constexpr const uint kColumns = 16u;  // of the state, per threadgroup
 constant constexpr const uint kHistory = 16u;  // remembered positions
 constant constexpr const int kOwn = 4;         // columns of a simdgroup
@@ -150,7 +158,7 @@ template <int KEYS, int M>
                 const uint column = simdgroup * uint(kOwn) + uint(c);
                 const float z = float(gates[first_column + column]);
                 const float y = o * norm[slice * kColumns + column] * silu(z);
-                out[row * values + first_column + column] = Activation(y);
+                out[row * values + first_column + column] = Activation(kRawOutput ? o : y);
             }
         }
         if (lane == 0u) slice_squares[row * 4u + simdgroup] = total;

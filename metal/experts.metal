@@ -63,7 +63,8 @@ template <Format F, int M, int WANTED>
     threadgroup float4 staged[kVectors];
     threadgroup float sums[kSums];
     threadgroup float partial[kPartials];
-    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
@@ -111,7 +112,7 @@ template <Format F, int M, int WANTED>
     }
 }
 
-template <Format F, int R>
+template <Format F, int WANTED>
 [[kernel]] void experts_up(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
@@ -121,6 +122,7 @@ template <Format F, int R>
     constant ExpertShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
     uint index [[thread_index_in_threadgroup]], uint3 size [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    constexpr int R = row_block(WANTED, 1);
     constexpr uint kTile = tile_columns(1);
     constexpr uint kVectors = staged_vectors(kTile);
     constexpr uint kSums = kTile / 32u;
@@ -154,7 +156,8 @@ template <Format F, int R>
     const ulong skipped_groups = skipped * ulong(shape.hidden >> group_shift);
     device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
     device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
-    const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group.x * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[2 * R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
@@ -186,7 +189,7 @@ template <Format F, int R>
     }
 }
 
-template <Format F, int R>
+template <Format F, int WANTED>
 [[kernel]] void experts_down(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
@@ -196,6 +199,7 @@ template <Format F, int R>
     uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
     uint3 size [[threads_per_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+    constexpr int R = row_block(WANTED, 1);
     constexpr uint kVectors = staged_vectors(kDownColumns);
     constexpr uint kSums = kDownColumns / 32u;
     constexpr uint kChunks = kDownColumns / 32u;
@@ -205,7 +209,8 @@ template <Format F, int R>
     const uint row = group.z;
     device const Activation* x = input + row * shape.all_slots * shape.stride;
     device const float* route = routing + row * (2u * shape.top_k + shape.shared);
-    const uint first = (group.x * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group.x * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.hidden - 1u);

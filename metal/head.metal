@@ -82,7 +82,8 @@ template <Format F, int M, int WANTED>
     threadgroup float sums[kSums];
     threadgroup float partial[kPartials];
     threadgroup uint2 candidates[kPartials];
-    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);

@@ -49,7 +49,8 @@ template <Format F, int M, int WANTED>
     threadgroup float4 staged[kVectors];
     threadgroup float sums[kSums];
     threadgroup float partial[kPartials];
-    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);
@@ -97,7 +98,7 @@ template <Format F, int M, int WANTED>
                              uint threads [[threads_per_threadgroup]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-    constexpr int R = row_block(2 * WANTED, M) / 2;  // outputs; twice as many weight rows
+    constexpr int R = kOneRow ? 1 : row_block(2 * WANTED, M) / 2;  // outputs; twice as many weight rows
     constexpr uint kTile = tile_columns(M);
     constexpr uint kVectors = staged_vectors(kTile) * uint(M);
     constexpr uint kSums = kTile / 32u * uint(M);
@@ -105,7 +106,8 @@ template <Format F, int M, int WANTED>
     threadgroup float4 staged[kVectors];
     threadgroup float sums[kSums];
     threadgroup float partial[kPartials];
-    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[2 * R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) {
@@ -155,7 +157,8 @@ inline void add_projection(device const uint* codes, device const Scale* scales,
                            uint threads, uint simdgroup, uint lane) {
     constexpr int R = row_block(WANTED, M);
     constexpr uint kTile = tile_columns(M);
-    const uint first = (group * (threads / 32u) + simdgroup) * uint(2 * R) + lane / kRowLanes * uint(R);
+    const uint first =
+        (group * (threads / 32u) + simdgroup) * kRowsAtOnce * uint(R) + lane / kRowLanes * uint(R);
     uint rows[R];
 #pragma clang loop unroll(full)
     for (int r = 0; r < R; ++r) rows[r] = min(first + uint(r), shape.outputs - 1u);

@@ -15,6 +15,14 @@
 
 enum class Format : int { b2 = 2, b3, b4, b5, b6, b8 = 8, b16, f16, f32, mxfp4, mxfp8, nvfp4 };
 
+// The less clever path, for comparison (metal/ablation/one_row_*.metal): a simdgroup has one weight row, and
+// codes are shifted to their place.
+#ifdef LILY_ONE_ROW
+constant constexpr const bool kOneRow = true;
+#else
+constant constexpr const bool kOneRow = false;
+#endif
+
 constant constexpr const uint kChunk = 32u;
 
 constexpr bool is_affine(Format f) { return f <= Format::b8; }
@@ -69,7 +77,7 @@ inline float small_float(uint bits) {
 // 2^-(position of the code of a column), or what a small float lacks to its number.
 template <Format F>
 inline float code_weight(uint column) {
-    if (is_plain(F)) return 1.0f;
+    if (is_plain(F) || (kOneRow && is_affine(F))) return 1.0f;
     if (F == Format::mxfp8) return 256.0f;
     if (!is_affine(F)) return 16384.0f;
     const uint together = F == Format::b8 ? 2u : 4u;
@@ -79,13 +87,13 @@ inline float code_weight(uint column) {
 // Numbers 4 i .. 4 i + 3 of a piece, each over its code_weight().
 template <Format F>
 inline float4 decode(thread const uint* words, int i) {
-    if (F == Format::b4) {
+    if (F == Format::b4 && !kOneRow) {
         const ushort2 pair = as_type<ushort2>(words[i / 2]);
         const ushort w = i % 2 == 0 ? pair.x : pair.y;
         return float4(float(ushort(w & 0x000f)), float(ushort(w & 0x00f0)), float(ushort(w & 0x0f00)),
                       float(ushort(w & 0xf000)));
     }
-    if (F == Format::b8) {
+    if (F == Format::b8 && !kOneRow) {
         const ushort2 pair = as_type<ushort2>(words[i]);
         return float4(float(ushort(pair.x & 0x00ff)), float(ushort(pair.x & 0xff00)),
                       float(ushort(pair.y & 0x00ff)), float(ushort(pair.y & 0xff00)));
@@ -97,6 +105,10 @@ inline float4 decode(thread const uint* words, int i) {
         const uint shift = bit % 32u;
         uint w = words[bit / 32u] >> shift;
         if (shift + 4u * kBits > 32u) w |= words[bit / 32u + 1u] << (32u - shift);
+        if (kOneRow) {
+            return float4(float(w & kMask), float((w >> kBits) & kMask), float((w >> (2u * kBits)) & kMask),
+                          float((w >> (3u * kBits)) & kMask));
+        }
         return float4(float(w & kMask), float(w & (kMask << kBits)), float(w & (kMask << (2u * kBits))),
                       float(w & (kMask << (3u * kBits))));
     }

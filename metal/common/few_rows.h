@@ -15,7 +15,8 @@
 #pragma once
 #include "common/codes.h"
 
-constant constexpr const uint kRowLanes = 16u;
+constant constexpr const uint kRowLanes = kOneRow ? 32u : 16u;
+constant constexpr const uint kRowsAtOnce = 32u / kRowLanes;
 
 // Columns of the input that are staged at a time, for M rows.
 constexpr uint tile_columns(int m) { return m == 1 ? 2048u : m == 2 ? 1024u : 512u; }
@@ -24,7 +25,7 @@ constexpr uint tile_columns(int m) { return m == 1 ? 2048u : m == 2 ? 1024u : 51
 constexpr uint staged_vectors(uint columns) { return 8u * (columns / 32u + 1u); }
 
 // Weight rows per half of a simdgroup: 16 sums at most.
-constexpr int row_block(int wanted, int m) { return wanted * m > 16 ? 16 / m : wanted; }
+constexpr int row_block(int wanted, int m) { return kOneRow ? 1 : wanted * m > 16 ? 16 / m : wanted; }
 
 // Stages one value; the 32 lanes of a simdgroup call it with the 32 columns of a chunk.
 template <Format F>
@@ -110,12 +111,13 @@ inline void multiply_tile(device const uint* codes, device const Scale* scales, 
     }
 }
 
-// The sum over the 16 lanes of a row, in all of them.
+// The sum over the lanes of a row, in all of them.
 inline float sum_row(float value) {
     value = value + simd_shuffle_xor(value, ushort(1));
     value = value + simd_shuffle_xor(value, ushort(2));
     value = value + simd_shuffle_xor(value, ushort(4));
-    return value + simd_shuffle_xor(value, ushort(8));
+    value = value + simd_shuffle_xor(value, ushort(8));
+    return kRowLanes == 32u ? value + simd_shuffle_xor(value, ushort(16)) : value;
 }
 
 // Stages columns [begin, begin + count) of M rows times `gain` and adds their squares, by all threads of a

@@ -11,7 +11,14 @@ from test_metal_head import head
 
 
 def combine(
-    sim: Any, library: Any, w: Weights, embedding: Array, hidden: Array, gains: list[Array], sources: Array
+    sim: Any,
+    library: Any,
+    w: Weights,
+    embedding: Array,
+    hidden: Array,
+    gains: list[Array],
+    sources: Array,
+    per_group: int = 32,  # weight rows of a threadgroup
 ) -> Array:
     """Rows of the result; `sources` are the hidden rows."""
     rows, cols = embedding.shape
@@ -27,7 +34,7 @@ def combine(
             "library": library,
             "kernel": f"combine_hidden_{w.format}_m{next(m for m in (1, 2, 4, 8) if m >= rows)}",
             "arguments": arguments,
-            "groups": -(-outputs // 32),
+            "groups": -(-outputs // per_group),
             "group": 256,
         },
     )

@@ -111,7 +111,7 @@ def chosen(shape: Shape, logits: Array) -> tuple[list[int], Array]:
 
 
 def up(
-    sim: Any, library: Any, mixture: Mixture, normed: Array, logits: Array, dtype: Any
+    sim: Any, library: Any, mixture: Mixture, normed: Array, logits: Array, dtype: Any, columns: int = 32
 ) -> tuple[Array, Array]:
     """Activations [rows, slots, stride] and routing [rows, 2 top_k + shared]."""
     s, rows = mixture.shape, len(normed)
@@ -127,7 +127,7 @@ def up(
                 "library": library,
                 "kernel": f"experts_up_{suffix}",
                 "arguments": arguments | {10: s.structure(mixture.up.group_shift, first, count)},
-                "groups": (-(-width // 32), count, rows),
+                "groups": (-(-width // columns), count, rows),
                 "group": 256,
             },
         )
@@ -138,7 +138,14 @@ def up(
 
 
 def down(
-    sim: Any, library: Any, mixture: Mixture, acts: Array, routing: Array, before: Array, simdgroups: int = 4
+    sim: Any,
+    library: Any,
+    mixture: Mixture,
+    acts: Array,
+    routing: Array,
+    before: Array,
+    simdgroups: int = 4,
+    outputs: int = 4,  # of a simdgroup
 ) -> Array:
     s, rows = mixture.shape, len(acts)
     residual = sim.buffer(before, "residual")
@@ -151,7 +158,7 @@ def down(
                 "library": library,
                 "kernel": f"experts_down_{suffix}",
                 "arguments": arguments | {9: s.structure(mixture.down.group_shift, first, count)},
-                "groups": (-(-s.hidden // (4 * simdgroups)), 1, rows),
+                "groups": (-(-s.hidden // (outputs * simdgroups)), 1, rows),
                 "group": 32 * simdgroups,
             }
             for suffix, first, count in s.launches()

@@ -42,12 +42,19 @@ def test_embed_is_the_row_of_the_table(
 
 
 def head(
-    sim: Any, library: Any, w: Weights, x: Array, gain: Array, sources: Array, want_logits: bool = True
+    sim: Any,
+    library: Any,
+    w: Weights,
+    x: Array,
+    gain: Array,
+    sources: Array,
+    want_logits: bool = True,
+    per_group: int | None = None,  # weight rows of a threadgroup
 ) -> tuple[Array, Array, Array, Array]:
     """Logits, hidden rows, tokens and positions after the two launches."""
     rows, (outputs, cols) = len(sources), w.dense.shape
     m = next(m for m in (1, 2, 4, 8) if m >= rows)
-    groups = -(-outputs // (16 * min(4, 16 // m)))
+    groups = -(-outputs // (per_group or 16 * min(4, 16 // m)))
     logits = sim.buffer(np.full((rows, outputs), 7, np.float32), "logits")
     hidden = sim.buffer(np.full(x.shape, 7, np.float32), "hidden")
     best = sim.buffer(8 * rows * groups, "best")

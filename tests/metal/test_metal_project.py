@@ -42,13 +42,14 @@ def launch(
     sim: Any, library: Any, name: str, weights: Weights, arguments: dict[int, Any], **geometry: int
 ) -> None:
     rows, per_half, simdgroups = geometry["rows"], geometry["per_half"], geometry["simdgroups"]
+    halves = geometry.get("halves", 2)  # weight rows that a simdgroup reads at a time
     run(
         sim,
         {
             "library": library,
             "kernel": f"{name}_{weights.format}_m{capacity(rows)}",
             "arguments": weights.arguments(sim) | arguments,
-            "groups": -(-geometry["outputs"] // (2 * per_half * simdgroups)),
+            "groups": -(-geometry["outputs"] // (halves * per_half * simdgroups)),
             "group": 32 * simdgroups,
         },
     )
