@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from metal_reference import METAL  # first: makes the metalsim package importable
+from metal_reference import METAL, language  # first: makes the metalsim package importable
 
 from metalsim.fixtures import compiler, loaded_simulator, sim  # isort: skip
 from metalsim.simulator import Library, Simulator  # isort: skip
@@ -24,7 +24,10 @@ def kernels(loaded_simulator: Simulator) -> KernelFile:
         key = (name, activation, *define)
         if key not in built:
             built[key] = loaded_simulator.compile(
-                METAL / f"{name}.metal", define=[f"LILY_ACTIVATION={activation}", *define], include=[METAL]
+                METAL / f"{name}.metal",
+                define=[f"LILY_ACTIVATION={activation}", *define],
+                include=[METAL],
+                language=language(name),
             )
         return built[key]
 

@@ -29,6 +29,11 @@ EPS = 1e-6
 ACTIVATIONS = {"bfloat": (BF16, 2.0**-8), "float": (np.float32, 2.0**-22)}
 
 
+def language(name: str) -> str:
+    """Version of Metal that a kernel file is written in."""
+    return "4.0" if name == "matrix_tensor" else "3.1"
+
+
 def bf16(values: Array) -> Array:
     """Rounded to bf16, as the type of 16 bits."""
     return np.asarray(values, np.float32).astype(BF16)

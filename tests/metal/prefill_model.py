@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from metal_model import PAGES, MetalModel, Packed, Step
 from metal_reference import EPS, Array, Buffer, structure
-from prefill_reference import tile_columns
+from prefill_reference import SIMDGROUP
 from test_metal_attention import PAGE
 
 
-def dense_tile(rows: int) -> int:
+def dense_tile(tiles: tuple[int, ...], rows: int) -> int:
     """Rows of a tile of a dense product."""
-    return next((tile for tile in (8, 16, 32) if tile >= rows), 64)
+    return next((tile for tile in tiles if tile >= rows), 64)
 
 
-def expert_tile(rows: int, experts: int, top_k: int) -> int:
+def expert_tile(tiles: tuple[int, ...], rows: int, experts: int, top_k: int) -> int:
     """Rows of a block, from the mean rows of an expert."""
     mean = rows * top_k / min(experts, rows * top_k)
-    return 8 if mean < 4 else 16 if mean < 16 else 32 if mean < 64 else 64
+    return max(tiles[0], 8 if mean < 4 else 16 if mean < 16 else 32 if mean < 64 else 64)
 
 
 @dataclass
@@ -50,15 +50,15 @@ class Chunk:
 class PrefillModel(MetalModel):
     """A checkpoint that takes prompts in chunks through the kernels of many rows."""
 
-    matrix = "matrix_simdgroup"
-    """File with the matrix products."""
+    path = SIMDGROUP
+    """How matrices are multiplied; its library is "matrix"."""
     form = "scan"
     """Evaluation of the recurrence: scan or blocks."""
 
     def chunk(self, tokens: Array, sources: list[int]) -> Array:
         """Logits [sources, vocab] of these rows of the next tokens."""
         m, rows = self.model, len(tokens)
-        tile = expert_tile(rows, self.experts, m.top_k)
+        tile = expert_tile(self.path.tiles, rows, self.experts, m.top_k)
         c = self._buffers(tokens, tile)
         with self.sim.encoder(concurrent=True) as encoder:
             launch = Step(encoder, self.libraries)
@@ -111,11 +111,11 @@ class PrefillModel(MetalModel):
     def _product(
         self, launch: Step, kernel: str, w: Packed, x: Buffer, out: Buffer, rows: int, stride: int
     ) -> None:
-        tile = dense_tile(rows)
+        tile = dense_tile(self.path.tiles, rows)
         shape = structure(rows, w.cols, w.rows, stride, w.group_shift, EPS)
-        groups = (-(-w.rows // tile_columns(kernel, tile)), -(-rows // tile))
+        groups = (-(-w.rows // self.path.columns(kernel, tile)), -(-rows // tile))
         arguments = w.arguments() | {3: x, 4: out, 5: shape}
-        launch(self.matrix, f"{kernel}_b{w.bits}_t{tile}", arguments, groups, 128)
+        launch("matrix", f"{kernel}_b{w.bits}_t{tile}", arguments, groups, self.path.threads(tile))
 
     def _delta_rows(self, launch: Step, layer: dict[str, Any], c: Chunk, rows: int) -> None:
         m, stride = self.model, self.delta_stride
@@ -188,20 +188,14 @@ class PrefillModel(MetalModel):
         shifts = (up.group_shift, layer["shared_up"].group_shift)
         sizes = (self.experts, m.top_k, slots, self.width, self.shared, stride, m.hidden, *shifts, 0)
         shape = structure(*sizes)
-        arguments = (
-            up.arguments() | layer["shared_up"].arguments(3) | {6: c.normed, 7: c.entries, 8: c.blocks}
-        )
-        groups = (-(-stride // 32), capacity)
-        launch(
-            self.matrix,
-            f"experts_up_rows_b{up.bits}_t{tile}",
-            arguments | {9: c.acts, 10: shape},
-            groups,
-            128,
-        )
-        arguments = down.arguments() | layer["shared_down"].arguments(3)
-        arguments |= {6: c.acts, 7: c.entries, 8: c.blocks, 9: c.down, 10: shape}
-        groups = (-(-m.hidden // 64), capacity)
-        launch(self.matrix, f"experts_down_rows_b{down.bits}_t{tile}", arguments, groups, 128)
+        for kernel, w, shared, x, out, width in (
+            ("experts_up_rows", up, layer["shared_up"], c.normed, c.acts, stride),
+            ("experts_down_rows", down, layer["shared_down"], c.acts, c.down, m.hidden),
+        ):
+            arguments = w.arguments() | shared.arguments(3)
+            arguments |= {6: x, 7: c.entries, 8: c.blocks, 9: out, 10: shape}
+            groups = (-(-width // self.path.columns(kernel, tile)), capacity)
+            threads = self.path.threads(tile)
+            launch("matrix", f"{kernel}_b{w.bits}_t{tile}", arguments, groups, threads)
         arguments = {0: c.down, 1: c.routing, 2: c.residual, 3: shape}
         launch("matrix_simdgroup", "combine_rows", arguments, (-(-m.hidden // 1024), rows), 256)

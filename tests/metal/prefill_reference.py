@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from metal_reference import EPS, Array, Weights, launched, structure
+from metal_reference import EPS, Array, Library, Weights, launched, structure
 
-TILES = (8, 16, 32, 64)
+
+@dataclass(frozen=True)
+class MatrixPath:
+    """One of the ways to multiply: a kernel file, its build and its geometry."""
+
+    file: str
+    defines: tuple[str, ...]
+    tiles: tuple[int, ...]
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.file == "matrix_tensor"
+
+    def library(self, kernels: Any, activation: str = "bfloat", *define: str) -> Library:
+        """The file built for this path."""
+        built: Library = kernels(self.file, activation, *self.defines, *define)
+        return built
+
+    def threads(self, tile: int) -> int:
+        """Threads of a threadgroup."""
+        return 64 if self.is_tensor and tile == 16 else 128
+
+    def columns(self, kernel: str, tile: int) -> int:
+        """Output columns of a threadgroup."""
+        if self.is_tensor:
+            columns = 64 if tile == 16 else 128
+        else:
+            columns = 32 if tile < 32 and kernel.startswith("project") else 64
+        return columns // 2 if kernel in ("gate_up_rows", "experts_up_rows") else columns
+
+
+SIMDGROUP = MatrixPath("matrix_simdgroup", (), (8, 16, 32, 64))
+FRAGMENTS = MatrixPath("matrix_tensor", (), (16, 32, 64))
+TENSOR_TILES = MatrixPath("matrix_tensor", ("LILY_TENSOR_TILES=1",), (16, 32, 64))
+PATHS = {"simdgroup": SIMDGROUP, "tensor fragments": FRAGMENTS, "tensor tiles": TENSOR_TILES}
+PATH_TILES = [(name, tile) for name, path in PATHS.items() for tile in path.tiles]
 
 
 def expanded(weights: Weights, dtype: Any) -> npt.NDArray[np.float64]:
@@ -21,13 +57,16 @@ def rows_shape(rows: int, w: Weights, outputs: int, stride: int) -> bytes:
     return structure(rows, w.dense.shape[1], outputs, stride, w.group_shift, EPS)
 
 
-def tile_columns(kernel: str, tile: int) -> int:
-    """Output columns of a threadgroup."""
-    return 32 if kernel == "gate_up_rows" or tile < 32 else 64
-
-
 def project(
-    sim: Any, library: Any, kernel: str, tile: int, w: Weights, x: Array, before: Array, outputs: int
+    sim: Any,
+    path: MatrixPath,
+    library: Any,
+    kernel: str,
+    tile: int,
+    w: Weights,
+    x: Array,
+    before: Array,
+    outputs: int,
 ) -> Array:
     """`before` [rows, stride] after project_rows, project_add_rows or gate_up_rows of x."""
     rows = len(x)
@@ -40,8 +79,8 @@ def project(
             library=library,
             kernel=f"{kernel}_{w.format}_t{tile}",
             arguments=arguments,
-            groups=(-(-outputs // tile_columns(kernel, tile)), -(-rows // tile)),
-            group=128,
+            groups=(-(-outputs // path.columns(kernel, tile)), -(-rows // tile)),
+            group=path.threads(tile),
         )
     assert sim.diagnostics() == []
     return np.asarray(out.array(before.dtype, before.shape).copy())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from oracles.shapes import SHAPES
 from prefill_model import PrefillModel
+from prefill_reference import PATHS, SIMDGROUP, MatrixPath
 
 FILES = (
     "attention",
@@ -25,8 +26,12 @@ FILES = (
 PROMPT = np.random.default_rng(3).integers(0, 300, 100)
 
 
-def model(sim: Any, kernels: Any, folder: Path) -> PrefillModel:
-    return PrefillModel(sim, {name: kernels(name, "float") for name in FILES}, folder)
+def model(sim: Any, kernels: Any, folder: Path, path: MatrixPath = SIMDGROUP) -> PrefillModel:
+    libraries = {name: kernels(name, "float") for name in FILES}
+    libraries["matrix"] = path.library(kernels, "float")
+    built = PrefillModel(sim, libraries, folder)
+    built.path = path
+    return built
 
 
 @pytest.mark.parametrize("form", ["scan", "blocks"])
@@ -46,6 +51,19 @@ def test_logits_are_those_of_the_model(
     wanted = metal.model.forward(PROMPT[: rows + 12]).logits
     places = [0, rows // 2, rows - 1, rows + 9, rows + 10, rows + 11]
     np.testing.assert_allclose(np.concatenate(found), wanted[places], atol=1e-4)
+
+
+def test_the_paths_of_matrix_products_agree(sim: Any, kernels: Any, tiny: Any) -> None:
+    """Each forced; logits within 2e-5 of each other and 1e-4 of the model."""
+    folder = tiny(replace(SHAPES["moe"], layers=4), "mlx-4bit-g64", dtype="bfloat16")
+    found = {}
+    for name, path in PATHS.items():
+        metal = model(sim, kernels, folder, path)
+        found[name] = metal.chunk(PROMPT[:37], [0, 18, 36])
+    wanted = metal.model.forward(PROMPT[:37]).logits[[0, 18, 36]]
+    for logits in found.values():
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+        np.testing.assert_allclose(logits, found["simdgroup"], atol=2e-5)
 
 
 def test_chunks_of_any_size_have_the_same_bits(sim: Any, kernels: Any, tiny: Any) -> None:

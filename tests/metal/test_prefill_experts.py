@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from metal_reference import ACTIVATIONS, Array, assert_near, launched, on_every_seed, silu, structure
-from prefill_reference import TILES, expanded
+from prefill_reference import PATHS, SIMDGROUP, MatrixPath, expanded
 from test_metal_experts import Mixture, Shape, chosen
 from test_prefill_routing import capacity, launches
-
-PATHS = ("matrix_simdgroup",)
 
 SHAPES = {
     "odd": Shape(),
@@ -33,12 +31,12 @@ def structure_of(s: Shape, shift: int, part: int) -> bytes:
 
 
 def mixture_of_rows(
-    sim: Any, kernels: Any, path: str, activation: str, mixture: Mixture, normed: Array, logits: Array,
+    sim: Any, kernels: Any, path: MatrixPath, activation: str, mixture: Mixture, normed: Array, logits: Array,
     before: Array, tile: int,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(residual, activations by entry, entries)."""
     s, rows, dtype = mixture.shape, len(normed), normed.dtype
-    matrix, routing_library = kernels(path, activation), kernels("routing", activation)
+    matrix, routing_library = path.library(kernels, activation), kernels("routing", activation)
     residual, x = sim.buffer(before, "residual"), sim.buffer(normed, "normed")
     acts = sim.buffer(np.zeros((rows * s.slots, s.stride), dtype), "acts")
     down = sim.buffer(np.zeros((rows * s.slots, s.hidden), dtype), "down")
@@ -51,9 +49,9 @@ def mixture_of_rows(
     with sim.encoder(concurrent=True) as encoder:
         given = sim.buffer(logits, "logits")
         routing, entries, listed = launches(sim, routing_library, encoder, s, given, rows, tile)
-        for kernel, weights, shared, source, target, columns in (
-            ("experts_up_rows", mixture.up, mixture.shared_up, x, acts, -(-s.stride // 32)),
-            ("experts_down_rows", mixture.down, mixture.shared_down, acts, down, -(-s.hidden // 64)),
+        for kernel, weights, shared, source, target, width in (
+            ("experts_up_rows", mixture.up, mixture.shared_up, x, acts, s.stride),
+            ("experts_down_rows", mixture.down, mixture.shared_down, acts, down, s.hidden),
         ):
             encoder.barrier()
             arguments = weights.arguments(sim) | shared.arguments(sim, 3)
@@ -64,8 +62,8 @@ def mixture_of_rows(
                     library=matrix,
                     kernel=f"{kernel}_{suffix}_t{tile}",
                     arguments=arguments | {10: structure_of(s, weights.group_shift, part)},
-                    groups=(columns, blocks),
-                    group=128,
+                    groups=(-(-width // path.columns(kernel, tile)), blocks),
+                    group=path.threads(tile),
                 )
         encoder.barrier()
         arguments = {0: down, 1: routing, 2: residual, 3: structure_of(s, 5, 0)}
@@ -129,7 +127,7 @@ def test_rows_gain_the_weighted_sum_of_their_experts(
     s = SHAPES[name]
     mixture = Mixture.random(rng, s)
     normed, logits, before = inputs(rng, s, 19, dtype)
-    found = mixture_of_rows(sim, kernels, path, activation, mixture, normed, logits, before, 16)
+    found = mixture_of_rows(sim, kernels, PATHS[path], activation, mixture, normed, logits, before, 16)
     check(mixture, normed, logits, before, found, stored)
 
 
@@ -141,10 +139,12 @@ def test_tiles_agree_to_the_bit_on_every_schedule(sim: Any, kernels: Any, rng: A
     mixture = Mixture.random(rng, s)
     normed, logits, before = inputs(rng, s, 65, dtype)
     results = []
-    for tile in TILES:
+    for tile in PATHS[path].tiles:
 
         def compute(tile: int = tile) -> Array:
-            found = mixture_of_rows(sim, kernels, path, "bfloat", mixture, normed, logits, before, tile)
+            found = mixture_of_rows(
+                sim, kernels, PATHS[path], "bfloat", mixture, normed, logits, before, tile
+            )
             results.append(found)
             return found[0]
 
@@ -162,7 +162,7 @@ def test_blocks_without_rows_read_no_weights(sim: Any, kernels: Any, rng: Any) -
     logits[:, [3, 5]] = 20
     logits[::2, 5] = 25
     sim.log_dispatches()
-    mixture_of_rows(sim, kernels, "matrix_simdgroup", "bfloat", mixture, normed, logits, before, 32)
+    mixture_of_rows(sim, kernels, SIMDGROUP, "bfloat", mixture, normed, logits, before, 32)
     up = next(work for work in sim.dispatches() if work.kernel.startswith("experts_up"))
     expert = mixture.up.nbytes // 16
     table = 16 * capacity(s, 20, 32) + 4 * 40
