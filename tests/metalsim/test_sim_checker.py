@@ -30,6 +30,7 @@ def run(
         ("missing_barrier", {}, "race-threadgroup", "out[t] = s[63 - t]"),
         ("wrong_flags", {}, "race-device", "float v = out[63 - t]"),
         ("past_the_end", {"threads": 1000}, "out-of-bounds", "out[i] = in[i + 25]"),
+        ("wild_index", {"n": 0xFFFFFF00}, "out-of-bounds", "out[i + far] = in[i]"),
         ("threadgroup_overrun", {"threadgroup_memory": {0: 256}}, "out-of-bounds", "s[t + 1] = in[t]"),
         ("uninitialised_threadgroup", {}, "uninitialised", "out[t] = s[t];"),
         ("early_return", {}, "barrier-divergence", None),
@@ -72,6 +73,27 @@ def test_planted_fault_is_found(
 def test_correct_kernel_is_not_reported(seeded: Simulator, kernel: str, options: dict[str, object]) -> None:
     run(seeded, kernel, **options)  # type: ignore[arg-type]
     assert seeded.diagnostics() == []
+
+
+def test_update_after_reads_of_an_earlier_dispatch(seeded: Simulator) -> None:
+    """The update's own read doesn't hide the one before it, which may still be going on."""
+    library = seeded.compile(
+        """
+#include <metal_stdlib>
+using namespace metal;
+kernel void copy(device const float* a [[buffer(0)]], device float* b [[buffer(1)]],
+                 uint i [[thread_position_in_grid]]) { b[i] = a[i]; }
+kernel void add(device float* a [[buffer(0)]], uint i [[thread_position_in_grid]]) { a[i] += 1.0f; }
+"""
+    )
+    for barrier in (True, False):
+        a, b = seeded.buffer(np.ones(64, np.float32), "a"), seeded.buffer(256, "b")
+        with seeded.encoder(concurrent=True) as encoder:
+            encoder.dispatch(library, "copy", {0: a, 1: b}, threads=64, group=32)
+            if barrier:
+                encoder.barrier()
+            encoder.dispatch(library, "add", {0: a}, threads=64, group=32)
+        assert kinds(seeded) == (set() if barrier else {"dispatch-hazard"})
 
 
 def test_missing_barrier_between_dispatches(seeded: Simulator) -> None:

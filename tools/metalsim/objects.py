@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,14 +63,17 @@ def compile_object(compiler: Sequence[str], flags: Sequence[str], source: Path, 
     if target.exists() and _is_current(record):
         return target
     partial, rule = folder / f"{stem}.{os.getpid()}.o", folder / f"{stem}.{os.getpid()}.d"
+    started = time.time()
     try:
         run([*compiler, *flags, "-MD", "-MF", str(rule), "-c", str(source), "-o", str(partial)])
         # The compiler's own headers change only with its version, which is part of its path.
         pinned = str(Path(compiler[0]).parent)
         files = (path for path in _dependencies(rule) if not path.startswith(pinned))
         inputs = {path: digest(_read(path) or b"") for path in files}
+        record.unlink(missing_ok=True)
         partial.rename(target)
-        record.write_text(json.dumps(inputs))
+        if all(os.stat(path).st_mtime < started for path in inputs):  # else one changed while it was read
+            record.write_text(json.dumps(inputs))
     finally:
         partial.unlink(missing_ok=True)
         rule.unlink(missing_ok=True)

@@ -164,3 +164,9 @@ kernel void clean_many_barriers(device float* out [[buffer(1)]], uint t [[thread
     }
     out[t] = s[t];
 }
+
+kernel void wild_index(device const float* in [[buffer(0)]], device float* out [[buffer(1)]],
+                       constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+    const ulong far = ulong(n) * 1000003ul;
+    out[i + far] = in[i];
+}

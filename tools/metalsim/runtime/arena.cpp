@@ -14,8 +14,6 @@
 
 namespace metalsim::arena {
 
-bool has_host_buffers = false;
-
 namespace {
 
 struct Region {
@@ -129,7 +127,6 @@ Buffer* adopt(void* memory, uint64_t length, const Options& options) {
     b->base = static_cast<char*>(memory);
     b->host_memory = true;
     state->host[reinterpret_cast<uintptr_t>(memory)] = b;
-    has_host_buffers = true;
     return b;
 }
 
@@ -137,7 +134,6 @@ void release(Buffer* b) {
     b->live = false;
     if (!b->read_only) state->allocated -= b->length;
     if (b->host_memory) state->host.erase(reinterpret_cast<uintptr_t>(b->base));
-    has_host_buffers = !state->host.empty();
     madvise(address(b->arena_offset), b->mapped, MADV_DONTNEED);
     mprotect(address(b->arena_offset), b->mapped, PROT_NONE);
     shadow::forget(b->arena_offset, b->mapped);

@@ -54,8 +54,6 @@ void release(Buffer* buffer);
 
 // Owner of an arena offset, or nullptr in a red zone.
 Buffer* owner(uint64_t offset);
-// Whether any adopted buffer exists: without one, addresses outside the arena need no look.
-extern bool has_host_buffers;
 // The adopted buffer that holds a host address, or nullptr.
 Buffer* host_owner(uintptr_t address);
 std::vector<Buffer*> live_buffers();

@@ -10,16 +10,15 @@
 
 using metalsim::report;
 using metalsim::shadow::Access;
-namespace arena = metalsim::arena;
 
 namespace {
 
-constexpr uintptr_t lowest_address = 65536;  // below: offsets from a null pointer
+constexpr uintptr_t stack_reach = 256 << 10;  // of a fiber
 
 void check(void* p, unsigned size, Access kind, void* pc, bool aligned) {
     const auto address = reinterpret_cast<uintptr_t>(p);
-    // Most accesses outside the arena are to the thread's own stack.
-    if (address - arena::base >= arena::size && address >= lowest_address && !arena::has_host_buffers) return;
+    // Most accesses outside the arena are to the thread's own stack, above this frame.
+    if (address - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) < stack_reach) return;
     // Where the compiler does not use the "unaligned" forms it takes natural alignment for granted.
     unsigned needed = size < 8 ? size : 8;
     if (aligned && metalsim::shadow::group.running && (address & (needed - 1)))

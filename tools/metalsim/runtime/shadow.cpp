@@ -171,6 +171,19 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
     return fresh;
 }
 
+// Whether the process has memory at an address outside of all buffers: constants of the kernel library, what
+// the runtime gives to kernels.
+bool is_mapped(uintptr_t address) {
+    constexpr uintptr_t page = 4096, slots = 64;
+    static thread_local uintptr_t known[slots];
+    const uintptr_t number = address / page;
+    if (known[number % slots] == number) return true;
+    unsigned char resident;
+    if (mincore(reinterpret_cast<void*>(number * page), page, &resident) != 0) return false;
+    known[number % slots] = number;
+    return true;
+}
+
 }  // namespace
 
 void access(uintptr_t address, unsigned size, Access kind, void* pc) {
@@ -180,7 +193,9 @@ void access(uintptr_t address, unsigned size, Access kind, void* pc) {
         if (!group.running) return;
         if (address < 65536) return abandon("null-buffer", "access through an unbound buffer argument", pc);
         b = arena::host_owner(address);
-        if (!b) return;  // the thread's own stack, constants of the library
+        if (!b && is_mapped(address)) return;
+        // A pointer made from garbage: the access itself would end the process.
+        if (!b) return abandon("out-of-bounds", describe(kind, size) + " outside any buffer", pc);
         offset = b->arena_offset + (address - reinterpret_cast<uintptr_t>(b->base));
     }
     if (!group.running || !config().checks.load(std::memory_order_relaxed)) return;
