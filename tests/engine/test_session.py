@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from engine_support import END, IDS, Logits, ids_of, load, scripted
+from engine_support import END, IDS, Logits, Script, ids_of, load, scripted
 
 import lily_py
 
@@ -314,6 +314,39 @@ def test_the_next_turn_costs_only_what_is_new(engine: lily_py.Engine) -> None:
     assert second.usage.cached_tokens >= 200
     engine._runtime.store.clear()
     assert engine.chat(follow_up, max_tokens=8, **GREEDY).token_ids == second.token_ids
+
+
+def test_a_tool_loop_costs_only_what_is_new_though_old_thoughts_go() -> None:
+    """The wire format: within a turn thoughts stay, and a new question drops those of the turn before."""
+    tools = [{"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}}]
+    call = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+    messages: list[dict[str, Any]] = [user("Will it rain? " * 5)]
+    with load(Path(lily_py.__file__).parent / "demo") as engine:
+
+        def ask(answer: str) -> tuple[lily_py.Result, int]:
+            """The result, and the length of the prompt up to the answer's turn."""
+            script = Script(engine.tokenize(f"{answer}<|im_end|>", special_tokens=True))
+            result = engine.chat(messages, tools=tools, logits_processors=[script], top_logprobs=1)
+            opened = len(engine.tokenize("<|im_start|>assistant\n<think>\n", special_tokens=True))
+            messages.append(result.message)
+            return result, result.usage.prompt_tokens - opened
+
+        first, before_answers = ask(f"I look it up.\n</think>\n\n{call}")
+        messages.append({"role": "tool", "content": "wet " * 20})
+        second, _ = ask(f"Once more.\n</think>\n\n{call}")
+        messages.append({"role": "tool", "content": "dry " * 20})
+        third, _ = ask("It is dry.\n</think>\n\nNo.")
+        for before, after in ((first, second), (second, third)):
+            known = before.usage.prompt_tokens + before.usage.completion_tokens
+            assert after.usage.cached_tokens == known - 1  # its end token alone hasn't been computed
+        messages.append(user("Thanks"))
+        fourth, _ = ask("Bye.\n</think>\n\nBye.")
+        assert fourth.usage.cached_tokens == before_answers
+        engine._runtime.store.clear()
+        del messages[-1]
+        again, _ = ask("Bye.\n</think>\n\nBye.")
+        assert again.usage.cached_tokens == 0
+        assert again.logprobs == fourth.logprobs
 
 
 def test_two_conversations_share_their_system_prompt(engine: lily_py.Engine) -> None:
