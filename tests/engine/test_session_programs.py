@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ class SessionPrograms(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.sessions: list[tuple[lily_py.Session, list[int]]] = []
-        self.touched: tuple[lily_py.Session, list[int]] | None = None
+        self.touched: list[tuple[lily_py.Session, list[int]]] = []
+        self.history: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 
     @initialize()
     def begin(self) -> None:
@@ -40,8 +42,8 @@ class SessionPrograms(RuleBasedStateMachine):
             session.close()
 
     def pick(self, data: st.DataObject) -> tuple[lily_py.Session, list[int]]:
-        self.touched = data.draw(st.sampled_from(self.sessions))
-        return self.touched
+        self.touched = [data.draw(st.sampled_from(self.sessions))]
+        return self.touched[0]
 
     @rule(data=st.data(), length=st.integers(1, 70), seed=st.integers(0, 3))
     def append(self, data: st.DataObject, length: int, seed: int) -> None:
@@ -92,15 +94,15 @@ class SessionPrograms(RuleBasedStateMachine):
         entry = self.pick(data)
         entry[0].close()
         self.sessions.remove(entry)
-        self.touched = None
+        self.touched = []
 
     @rule(data=st.data(), elsewhere=st.booleans())
     def save_and_load(self, data: st.DataObject, elsewhere: bool) -> None:
         session, tokens = self.pick(data)
         session.save(self.saved)
         if elsewhere and len(self.sessions) < 4:
-            self.touched = (self.engine.load_session(self.saved), list(tokens))
-            self.sessions.append(self.touched)
+            self.touched = [(self.engine.load_session(self.saved), list(tokens))]
+            self.sessions += self.touched
         else:
             session.load(self.saved)
 
@@ -114,6 +116,46 @@ class SessionPrograms(RuleBasedStateMachine):
         assert warm.token_ids == cold.token_ids
         assert cold.usage.cached_tokens == 0
 
+    @rule(count=st.integers(1, 8), seed=st.integers(0, 9), cancel=st.integers(0, 3))
+    def all_at_once(self, count: int, seed: int, cancel: int) -> None:
+        """Every session answers, and a request without one, each in a thread; one may be cancelled."""
+        self.touched = [entry for entry in self.sessions if 0 < len(entry[1]) <= LIMIT - count]
+        keywords: dict[str, Any] = {"max_tokens": count, "seed": seed, "temperature": 1.0}
+        streams = [session.stream(**keywords) for session, _ in self.touched]
+        prompt = ids_of(70, seed=seed)
+        with ThreadPoolExecutor(len(streams) + 1) as pool:
+            request = pool.submit(self.engine.generate, prompt, **keywords)
+            answers = [pool.submit(stream.finish) for stream in streams]
+            if cancel < len(streams):
+                streams[cancel].cancel()
+            for (_, tokens), answer in zip(self.touched, answers, strict=True):
+                tokens += answer.result(60).token_ids
+            assert request.result(60).token_ids == self.reference.generate(prompt, **keywords).token_ids
+
+    @rule(
+        change=st.sampled_from(["add", "answer anew", "edit", "drop"]),
+        place=st.integers(0, 9),
+        seed=st.integers(0, 9),
+    )
+    def converse(self, change: str, place: int, seed: int) -> None:
+        """A conversation sent in full each time, as chat programs do, after whatever its user changed."""
+        history = self.history
+        if change == "answer anew" and history[-1]["role"] == "assistant":
+            history.pop()
+        elif change == "edit":
+            history[place % len(history)]["content"] = "edited " * (1 + seed % 3)
+        elif change == "drop" and len(history) > 2:
+            del history[:2]
+        if history[-1]["role"] == "assistant":
+            history.append({"role": "user", "content": f"and {seed}?"})
+        if len(history) > 8:
+            del history[:4]
+        keywords: dict[str, Any] = {"max_tokens": 6, "seed": seed, "temperature": 1.0, "top_logprobs": 1}
+        warm = self.engine.chat(history, **keywords)
+        cold = self.reference.chat(history, **keywords)
+        assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+        history.append(warm.message)
+
     @rule(share=st.floats(0, 1))
     def evict(self, share: float) -> None:
         store = self.engine._runtime.store
@@ -121,13 +163,11 @@ class SessionPrograms(RuleBasedStateMachine):
 
     @invariant()
     def equals_a_cold_run(self) -> None:
-        if self.touched is None:
-            return
-        session, tokens = self.touched
-        self.touched = None
-        assert session.tokens == tokens
-        if tokens:
-            np.testing.assert_array_equal(session.logits(), self.reference.prefill(tokens))
+        for session, tokens in self.touched:
+            assert session.tokens == tokens
+            if tokens:
+                np.testing.assert_array_equal(session.logits(), self.reference.prefill(tokens))
+        self.touched = []
 
 
 @pytest.mark.parametrize("shape", ["moe_tied", "gdn_ratio3"])
