@@ -408,6 +408,14 @@ def test_draws_from_a_whole_vocabulary_are_those_of_a_plain_sorted_search(spread
     assert [one.draw(logits) for _ in range(3)] == plain_draws(logits, 3, 3, top_p=0.95)
 
 
+@pytest.mark.parametrize("size", [4, 2048, 4096])
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_top_p_keeps_no_token_more_than_reach_it(size: int, top_p: float) -> None:
+    """Equal tokens of a power of two: their share reaches top_p exactly, and the lowest ids are kept."""
+    kept = sampler(top_p=top_p).distribution(np.zeros(size, np.float32))
+    assert sorted(token for token, _ in kept) == list(range(int(size * top_p)))
+
+
 def test_an_infinite_logit_is_certain() -> None:
     for options in ({}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}):
         assert {sampler(seed=s, **options).draw(logits_of(1, np.inf, 2)) for s in range(20)} == {1}
