@@ -208,20 +208,20 @@ inline ulong running_sum(ulong value, uint simdgroup, uint lane, threadgroup ulo
 // ceil(share total) for a share below 1, at least 1: the mass that top-p has to reach.
 inline ulong share_of(float share, ulong total) {
     const ulong fraction = ulong(uint(share * 4294967296.0f));
-    const ulong low = (total & 0xffffffffull) * fraction;
-    const ulong part = (total >> 32) * fraction + (low >> 32) + ((low & 0xffffffffull) != 0ul ? 1ul : 0ul);
-    return max(part, 1ul);
+    const ulong low = (total & 0xfffffffful) * fraction;
+    const ulong part = (total >> 32) * fraction + (low >> 32) + ((low & 0xfffffffful) != 0ul ? 1ul : 0ul);
+    return part > 0ul ? part : 1ul;
 }
 
 // floor(total random / 2^64)
 inline ulong part_of(ulong total, ulong random) {
     const ulong total_high = total >> 32;
-    const ulong total_low = total & 0xffffffffull;
+    const ulong total_low = total & 0xfffffffful;
     const ulong high = random >> 32;
-    const ulong low = random & 0xffffffffull;
+    const ulong low = random & 0xfffffffful;
     const ulong a = high * total_low;
     const ulong b = low * total_high;
-    const ulong c = (a & 0xffffffffull) + (b & 0xffffffffull) + ((low * total_low) >> 32);
+    const ulong c = (a & 0xfffffffful) + (b & 0xfffffffful) + ((low * total_low) >> 32);
     return high * total_high + (a >> 32) + (b >> 32) + (c >> 32);
 }
 
@@ -482,7 +482,7 @@ inline uint draw_from_row(thread const RowView& row, ulong last, ulong random, u
             token = uint(found[2]);
         } else {
             threadgroup atomic_uint* counters = (threadgroup atomic_uint*)memory;
-            ulong last = 0xffffffffffffffffull;
+            ulong last = 0xfffffffffffffffful;
             ulong reached = all_mass;
             if (limited) {
                 last = find_rank(view, top_k, 0ul, index, simdgroup, lane, counters, totals, found, reached);

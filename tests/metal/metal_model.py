@@ -74,7 +74,9 @@ class MetalModel:
         self.shared = int(m.config["shared_expert_intermediate_size"])
         self.table = self._packed(["embed_tokens"])
         self.head = self._packed(["lm_head"])
-        self.layers = [self._layer(i) for i in range(m.layers)]
+        self.layers = [self._layer(f"layers.{i}.", m.is_attention(i)) for i in range(m.layers)]
+        for i, layer in enumerate(self.layers):
+            layer["cache"] = sum(m.is_attention(j) for j in range(i))
         self.final_norm = self._norm("norm")
         rows = CAPACITY
         self.residual = self._floats(rows, h)
@@ -126,8 +128,9 @@ class MetalModel:
             sum(part.nbytes for part in parts),
         )
 
-    def _layer(self, i: int) -> dict[str, Any]:
-        m, p = self.model, f"layers.{i}."
+    def _layer(self, p: str, attention: bool) -> dict[str, Any]:
+        """Parameters of the layer whose tensors' names begin with `p`."""
+        m = self.model
         layer: dict[str, Any] = {
             "input_norm": self._norm(p + "input_layernorm"),
             "mlp_norm": self._norm(p + "post_attention_layernorm"),
@@ -137,12 +140,11 @@ class MetalModel:
             "shared_up": self._packed([p + "mlp.shared_expert.gate_proj", p + "mlp.shared_expert.up_proj"]),
             "shared_down": self._packed([p + "mlp.shared_expert.down_proj"]),
         }
-        if m.is_attention(i):
+        if attention:
             a = p + "self_attn."
             layer["project"] = self._packed([a + "q_proj", a + "k_proj", a + "v_proj"])
             layer["out"] = self._packed([a + "o_proj"])
             layer["q_norm"], layer["k_norm"] = self._norm(a + "q_norm"), self._norm(a + "k_norm")
-            layer["cache"] = sum(m.is_attention(j) for j in range(i))
             return layer
         a = p + "linear_attn."
         layer["project"] = self._packed([f"{a}in_proj_{part}" for part in ("qkv", "z", "b", "a")])

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metal_draft import DraftHead
 from metal_model import MetalModel
+from oracles.reference import MtpHead
 from oracles.shapes import SHAPES
 
 FILES = ("attention", "delta_rule", "experts", "head", "project")
@@ -47,6 +49,28 @@ def test_logits_are_those_of_the_model(
         found.append(metal.step(None, 1))
     wanted = metal.model.forward(np.array(ids)).logits
     np.testing.assert_allclose(np.concatenate(found), wanted, atol=1e-4)
+
+
+def test_a_draft_head_gives_the_logits_of_its_reference(sim: Any, kernels: Any, tiny: Any) -> None:
+    """Rows that follow a prompt's hidden rows, then two drafts that go on from their own."""
+    folder = tiny(replace(SHAPES["moe"], layers=2, interval=2), "mlx-4bit-g64", dtype="bfloat16", mtp=True)
+    libraries = {name: kernels(name, "float") for name in (*FILES, "combine")}
+    head = DraftHead(sim, libraries, folder)
+    hidden = head.model.forward(PROMPT[:12]).hidden
+    reference, found, wanted, at = MtpHead(head.model), [], [], 0
+    for rows in (3, 8, 1):
+        tokens = PROMPT[at + 1 : at + 1 + rows]
+        found.append(head.draft(tokens, hidden[at : at + rows], rows))
+        wanted.append(reference.step(tokens, hidden[at : at + rows]))
+        at += rows
+    for _ in range(2):
+        token = wanted[-1].logits[-1:].argmax(1)
+        assert head.tokens.array(np.uint32)[0] == token
+        found.append(head.draft(token, None, 1))
+        wanted.append(reference.step(token, wanted[-1].hidden[-1:]))
+    np.testing.assert_allclose(
+        np.concatenate(found), np.concatenate([result.logits for result in wanted]), atol=1e-4
+    )
 
 
 def test_rows_in_one_step_have_the_bits_of_one_row_at_a_time(sim: Any, kernels: Any, tiny: Any) -> None:
