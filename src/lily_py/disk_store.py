@@ -283,8 +283,12 @@ class DiskStore:
 
     def _groups(self, tokens: Tokens) -> list[Path]:
         """Return the files of shared pages that a prefix has."""
-        ends = range(_GROUP_TOKENS, len(tokens) + 1, _GROUP_TOKENS)
-        return [self._folder / f"{_PAGES}-{_name(tokens[:end])}{SUFFIX}" for end in ends]
+        digest = _new_digest()
+        groups = []
+        for end in range(_GROUP_TOKENS, len(tokens) + 1, _GROUP_TOKENS):
+            digest.update(_bytes_of(tokens[end - _GROUP_TOKENS : end]))
+            groups.append(self._folder / f"{_PAGES}-{digest.hexdigest()}{SUFFIX}")
+        return groups
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -306,7 +310,17 @@ def _last_use(path: Path) -> int:
 
 
 def _name(tokens: Tokens) -> str:
-    return hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16).hexdigest()
+    digest = _new_digest()
+    digest.update(_bytes_of(tokens))
+    return digest.hexdigest()
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _bytes_of(tokens: Tokens) -> bytes:
+    return tokens.astype("<i4").tobytes()
 
 
 def _page_count(tokens: Tokens) -> int:
