@@ -154,6 +154,9 @@ class PromptReader:
             )
         if not ids:
             raise InvalidArgumentError("the prompt is empty; give at least one token to continue")
+        # Told apart at once: a long prompt's reuse takes less time than a look at each of its tokens.
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocabulary:
+            return list(ids)
         return [integer(f"prompt[{i}]", token, 0, self.vocabulary - 1) for i, token in enumerate(ids)]
 
     def marks(self, tokens: Sequence[int]) -> tuple[int, ...]:
