@@ -1,8 +1,8 @@
 """The engine as shipped diverges less from exact arithmetic than 8-bit activations do on the same weights.
 
 llama.cpp multiplies Q4_0 weights with activations of Q8_0: blocks of 32 numbers as bytes with an fp16 scale.
-Its distance from the same weights in fp32 is that rounding (keys and values in fp16 and routers in fp32 add next
-to nothing); `ByteActivations` is that model in float64, on the checkpoint that lily runs.
+Its distance from the same weights in fp32 is that rounding (keys and values in fp16 and routers in fp32 add
+next to nothing); `ByteActivations` is that model in float64, on the checkpoint that lily runs.
 """
 
 from __future__ import annotations
