@@ -112,6 +112,25 @@ class PromptReader:
             raise InvalidArgumentError("the conversation renders to an empty prompt")
         return Prompt(tokens, self.marks(tokens), True, ends_in_thinking(text), tools)
 
+    def render_begun(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
+        """Return the tokens of a conversation that isn't to be answered yet.
+
+        Templates refuse one without a question. It is then rendered with one, and cut off before it.
+
+        Args:
+            messages: the conversation.
+            **template: `tools`, `thinking`, `template_variables`, as for `render`.
+        """
+        try:
+            return self.render(messages, add_generation_prompt=False, **template).tokens
+        except TemplateError:
+            question = {"role": "user", "content": "?"}
+            tokens = self.render([*messages, question], add_generation_prompt=False, **template).tokens
+            turns = [i for i, token in enumerate(tokens) if token == self._turn_start]
+            if not turns or turns[-1] == 0:
+                raise
+            return tokens[: turns[-1]]
+
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],

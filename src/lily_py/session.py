@@ -121,9 +121,7 @@ class Session:
             messages = self._as_messages(content)
             if messages is not None:
                 conversation = [*self._messages, *messages]
-                tokens = self._runtime.reader.render(
-                    conversation, add_generation_prompt=False, **self._template
-                ).tokens
+                tokens = self._runtime.reader.render_begun(conversation, **self._template)
             else:
                 conversation = self._messages
                 tokens = [*before, *self._runtime.reader.read(content, raw=isinstance(content, str)).tokens]
@@ -222,11 +220,7 @@ class Session:
                 self._messages = []
                 return
             kept = self._messages[: integer("messages", messages, 0, len(self._messages))]
-            tokens = []
-            if kept:
-                render = self._runtime.reader.render
-                tokens = render(kept, add_generation_prompt=False, **self._template).tokens
-            state.restart(tokens)
+            state.restart(self._runtime.reader.render_begun(kept, **self._template) if kept else [])
             self._messages = kept
 
     def truncate(self, count: int) -> None:

@@ -126,6 +126,28 @@ def test_conversations_keep_messages(engine: lily_py.Engine) -> None:
         assert third.token_ids == alone.token_ids
 
 
+def test_a_conversation_may_begin_or_end_without_a_question() -> None:
+    """As its template refuses it: a system prompt alone is computed, and what is left after going back."""
+    system = {"role": "system", "content": "You are a lily. " * 5}
+    with load(Path(lily_py.__file__).parent / "demo") as engine, engine.new_session() as session:
+        session.append([system])
+        begun = session.tokens
+        text = engine.apply_template([system, user("Hi")])
+        assert engine.detokenize(begun, skip_special=False) == text[: text.index("<|im_start|>user")]
+        np.testing.assert_array_equal(session.logits(), engine.prefill(begun))
+        first = session.generate("Hi", max_tokens=5, seed=1)
+        assert first.usage.cached_tokens == len(begun)
+        session.rewind(messages=1)
+        assert (session.tokens, session.messages) == (begun, [system])
+        assert session.generate("Hi", max_tokens=5, seed=1).token_ids == first.token_ids
+        session.rewind(messages=1)
+        with pytest.raises(lily_py.TemplateError, match="no user query"):
+            session.generate()
+        with pytest.raises(lily_py.TemplateError, match="nobody"):
+            session.append([{"role": "nobody", "content": "x"}])
+        assert session.tokens == begun
+
+
 def test_tokens_and_messages_are_not_mixed(engine: lily_py.Engine) -> None:
     with engine.new_session() as session:
         session.append([user("Hello")])
