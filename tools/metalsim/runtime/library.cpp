@@ -27,6 +27,7 @@ Library* loading = nullptr;  // while dlopen runs its constructors
 
 struct Loaded {
     std::map<std::string, std::unique_ptr<Library>> by_path;
+    std::map<std::vector<std::string>, Library*> by_source;  // settings and text
 };
 Loaded& loaded() {
     static Loaded* instance = new Loaded;
@@ -124,12 +125,21 @@ Library* open_library(const std::string& path, std::string& error) {
 }
 
 Library* compile_library(const std::string& source, const CompileOptions& options, std::string& error) {
+    std::vector<std::string> settings{"--language", options.language,
+                                      config().checks ? "--checked" : "--fast"};
+    for (const std::string& macro : options.macros) settings.insert(settings.end(), {"-D", macro});
+    std::vector<std::string> key = settings;
+    key.push_back(source);
+    {
+        std::lock_guard lock(load_mutex);
+        auto known = loaded().by_source.find(key);
+        if (known != loaded().by_source.end()) return known->second;
+    }
     Scratch scratch;
     std::string input = scratch.path() + "/program_source", output = scratch.path() + "/output";
     std::ofstream(input, std::ios::binary) << source;
     std::vector<std::string> command{python_executable(), "-m", "metalsim", "compile", input};
-    command.insert(command.end(), {"--language", options.language, config().checks ? "--checked" : "--fast"});
-    for (const std::string& macro : options.macros) command.insert(command.end(), {"-D", macro});
+    command.insert(command.end(), settings.begin(), settings.end());
     int code = run(command, output);
     std::string text = read_file(output);
     while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -139,7 +149,10 @@ Library* compile_library(const std::string& source, const CompileOptions& option
         error = code < 0 ? "cannot run " + python_executable() : text;
         return nullptr;
     }
-    return open_library(text.substr(text.rfind('\n') + 1), error);
+    Library* library = open_library(text.substr(text.rfind('\n') + 1), error);
+    std::lock_guard lock(load_mutex);
+    if (library) loaded().by_source[key] = library;
+    return library;
 }
 
 uint32_t static_threadgroup_memory(const KernelInfo& kernel) {
