@@ -82,10 +82,14 @@ class SavedSession:
         try:
             text = json.loads(self._blocks["conversation"].tobytes())
             self.conversation = Conversation(list(text["messages"]), dict(text["template"]))
+            if not all(isinstance(message, dict) for message in self.conversation.messages):
+                raise ValueError("a message that is none")
+            if self.conversation.template.keys() != {"tools", "thinking", "template_variables"}:
+                raise ValueError("unknown arguments of the template")
             self.tokens: list[int] = self._blocks["tokens"].view(numpy.int32).tolist()
             self._covered = int(header.meta["covered"])
             self._snapshots = [int(length) for length in header.meta["snapshots"]]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise SavedStateError(f"{path}: damaged: {error!r}") from error
 
     def restore(self, model: _core.Model, state: State) -> None:

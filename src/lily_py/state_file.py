@@ -206,7 +206,7 @@ def _parse(path: Path, kind: str, text: bytes, offset: int) -> Header:
         return Header(dict(values["identity"]), dict(values["meta"]), blocks, offset)
     except SavedStateError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SavedStateError(f"{path}: damaged: the header can't be understood ({error!r})") from error
 
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import lily_py
 from lily_py import _core
 from lily_py.disk_store import DiskStore
+from lily_py.state_file import read_state_file, write_state_file
 
 NEW_PROCESS = """
 import json, sys
@@ -273,6 +274,33 @@ def test_what_json_has_no_form_for_cannot_be_saved(engine: lily_py.Engine, tmp_p
         session.append([1])
         with pytest.raises(lily_py.InvalidArgumentError, match="JSON has no form"):
             session.save(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        "5",
+        "{}",
+        "[" * 50_000,
+        '{"messages": [5], "template": {"tools": null, "thinking": null, "template_variables": null}}',
+        '{"messages": [], "template": {"unknown": 1}}',
+    ],
+    ids=["number", "empty", "deep", "message", "template"],
+)
+def test_a_file_that_holds_something_else_is_refused(
+    engine: lily_py.Engine, tmp_path: Path, conversation: str
+) -> None:
+    """Its checksums are right: another program wrote it, or another version."""
+    path = tmp_path / "s"
+    with engine.new_session() as session:
+        session.append(ids_of(5))
+        session.save(path)
+        header, blocks = read_state_file(path, "session")
+        blocks["conversation"] = np.frombuffer(conversation.encode(), np.uint8)
+        write_state_file(path, "session", header.identity, header.meta, list(blocks.items()))
+        with pytest.raises(lily_py.SavedStateError, match="damaged"):
+            session.load(path)
+        assert session.tokens == ids_of(5)
 
 
 # ---- native pieces
