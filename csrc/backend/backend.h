@@ -6,11 +6,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "backend/choice.h"
 #include "backend/ops.h"
 #include "state/sequence.h"
 
@@ -23,11 +26,19 @@ struct Segment {
     int64_t rows;
 };
 
+// The token after a row, chosen by the backend.
+struct ChosenRow {
+    int32_t row;
+    const Choice* choice;
+    int32_t* token;  // out
+};
+
 struct Batch {
     std::vector<int32_t> tokens;  // one per row
     std::vector<Segment> segments;
-    std::vector<int32_t> logit_rows;  // rows whose logits are wanted, ascending
-    float* logits = nullptr;          // [logit_rows, vocabulary]
+    std::vector<int32_t> logit_rows;     // rows whose logits are wanted, ascending
+    float* logits = nullptr;             // [logit_rows, vocabulary]
+    std::vector<ChosenRow> chosen_rows;  // ascending; only with choices that the backend makes
     // Asked now and then when set; true gives the batch up.
     const std::function<bool()>* stop = nullptr;
 };
@@ -45,6 +56,20 @@ struct Plan {
     int64_t positions = 0;                       // of a sequence
 };
 
+// Steps of a single row that follow one another without the host: each feeds the token that the one before
+// chose. At most two are under way.
+class Decoder {
+  public:
+    virtual ~Decoder() = default;
+    // Begins a step; the sequence's cache has room for its row.
+    virtual void start() = 0;
+    // Waits for the oldest step; returns the token that it chose.
+    virtual int32_t finish() = 0;
+    // Waits for steps under way and takes them back: the sequence's states then cover what was finished. Last
+    // call.
+    virtual void take_back() = 0;
+};
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -56,7 +81,17 @@ class Backend {
     // Runs the ops over the batch; sequences have room for their rows. The states then cover the batch. False
     // if it was given up: the states are then a mixture.
     virtual bool run(std::span<const Op> ops, const Batch& batch) = 0;
+    // Whether it makes this choice itself.
+    virtual bool chooses(const Choice&) const { return false; }
+    // Steps from the sequence's end on, `token` first; null if this backend has no such thing. The sequence
+    // is used by nobody else until take_back().
+    virtual std::unique_ptr<Decoder> decoder(std::span<const Op>, Sequence&, int32_t /*token*/,
+                                             const Choice&) {
+        return nullptr;
+    }
     virtual std::string describe() const = 0;
+    // What it has done so far, by name: launches, barriers, ... Nothing by default.
+    virtual std::map<std::string, uint64_t> counts() const { return {}; }
     // Rows of an activation after run(), as fp32 [rows, width].
     virtual std::vector<float> read_activation(Activation activation, int64_t first_row, int64_t rows) = 0;
 };

@@ -273,6 +273,8 @@ void bind_model(nb::module_& m) {
         .def("join", &Model::join, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("leave", &Model::leave, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("passes", &Model::passes)
+        .def_prop_ro("draws", &Model::draws)
+        .def_prop_ro("counts", &Model::counts)
         .def_prop_ro("backend", &Model::describe)
         .def_prop_ro("has_mtp", &Model::has_mtp)
         .def_prop_ro("op_count", &Model::op_count)

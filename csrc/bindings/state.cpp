@@ -71,6 +71,7 @@ void bind_state(nb::module_& m) {
         .def("drop_snapshot", &Sequence::drop_snapshot, "length"_a)
         .def("recurrent_state",
              [](Sequence& self, int64_t layer) {
+                 self.settle();
                  const RecurrentLayout& layout = self.recurrent().layout();
                  if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
                  return make_array(self.recurrent().read_matrices(layer),
@@ -79,12 +80,14 @@ void bind_state(nb::module_& m) {
              })
         .def("conv_state",
              [](Sequence& self, int64_t layer) {
+                 self.settle();
                  const RecurrentLayout& layout = self.recurrent().layout();
                  if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such recurrent layer");
                  return make_array(self.recurrent().read_conv(layer, self.length()),
                                    {static_cast<size_t>(layout.taps), static_cast<size_t>(layout.channels)});
              })
         .def("keys_values", [](Sequence& self, int64_t layer) {
+            self.settle();
             const KvLayout& layout = self.kv().layout();
             if (layer < 0 || layer >= layout.layers) throw InvalidArgument("no such attention layer");
             auto [keys, values] = self.kv().read(layer, self.length());

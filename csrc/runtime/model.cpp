@@ -51,7 +51,8 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
       weights_(std::move(weights)),
       graph_(ModelGraph::build(config, *weights_, options.kv_dtype)),
       backend_(make_backend(options)),
-      scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk) {
+      scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk),
+      ahead_(*backend_, graph_.trunk, scheduler_, config.max_position_embeddings) {
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
     backend_->place(graph_.state);
@@ -86,6 +87,7 @@ int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, Logi
     const auto total = static_cast<int64_t>(tokens.size());
     if (total == 0) throw InvalidArgument("no tokens to feed");
     check_owner(sequence);
+    sequence.settle();
     for (const int32_t token : tokens) check_token(token);
     check_room(sequence, total);
     int64_t done = 0;
@@ -102,51 +104,98 @@ int64_t Model::forward(Sequence& sequence, std::span<const int32_t> tokens, Logi
     return done;
 }
 
-void Model::run_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
-                     const std::function<float*(size_t)>& logits) {
-    if (sequences.empty() || sequences.size() != tokens.size()) {
-        throw InvalidArgument("a step of several sequences needs one token for each of them");
-    }
+const char* Model::host_reason(const Sampler& sampler) const {
+    if (const char* reason = sampler.needs_logits()) return reason;
+    return backend_->chooses(sampler.choice()) ? nullptr : "the backend";
+}
+
+void Model::count_draw(const char* host_reason) {
+    const std::lock_guard lock(draws_mutex_);
+    ++draws_[host_reason ? std::string("host: ") + host_reason : "backend"];
+}
+
+std::map<std::string, int64_t> Model::draws() const {
+    const std::lock_guard lock(draws_mutex_);
+    return draws_;
+}
+
+void Model::run_each(std::span<Sequence* const> sequences, std::span<Job> jobs) {
     if (static_cast<int64_t>(sequences.size()) > options_.chunk) {
         throw InvalidArgument("at most " + std::to_string(options_.chunk) + " sequences fit into one step");
     }
-    std::vector<Job> jobs;
     for (size_t i = 0; i < sequences.size(); ++i) {
         check_owner(*sequences[i]);
-        check_token(tokens[i]);
+        sequences[i]->settle();
+        check_token(jobs[i].tokens[0]);
         check_room(*sequences[i], 1);
         if (std::find(sequences.begin(), sequences.begin() + static_cast<int64_t>(i), sequences[i]) !=
             sequences.begin() + static_cast<int64_t>(i)) {
             throw InvalidArgument("a sequence may appear only once in a step");
         }
-        jobs.push_back({sequences[i], tokens.subspan(i, 1), logits(i)});
     }
     scheduler_.run(jobs);
 }
 
 void Model::forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
                          float* logits) {
-    run_each(sequences, tokens,
-             [&](size_t i) { return logits + static_cast<int64_t>(i) * config_.vocab_size; });
+    if (sequences.empty() || sequences.size() != tokens.size()) {
+        throw InvalidArgument("a step of several sequences needs one token for each of them");
+    }
+    std::vector<Job> jobs;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+        jobs.push_back(
+            {sequences[i], tokens.subspan(i, 1), logits + static_cast<int64_t>(i) * config_.vocab_size});
+    }
+    run_each(sequences, jobs);
 }
 
 std::vector<int32_t> Model::step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
                                       std::span<Sampler* const> samplers) {
+    if (sequences.empty() || sequences.size() != tokens.size()) {
+        throw InvalidArgument("a step of several sequences needs one token for each of them");
+    }
     if (samplers.size() != sequences.size())
         throw InvalidArgument("step_each needs a sampler for each sequence");
-    run_each(sequences, tokens, [&](size_t i) {
-        samplers[i]->ensure_logits(config_.vocab_size);
-        return samplers[i]->logits().data();
-    });
+    std::vector<Job> jobs;
+    std::vector<Choice> choices(samplers.size());
+    for (size_t i = 0; i < sequences.size(); ++i) {
+        Job& job = jobs.emplace_back(Job{sequences[i], tokens.subspan(i, 1), nullptr});
+        if (host_reason(*samplers[i])) {
+            samplers[i]->ensure_logits(config_.vocab_size);
+            job.logits = samplers[i]->logits().data();
+        } else {
+            choices[i] = samplers[i]->choice();
+            job.choice = &choices[i];
+        }
+    }
+    run_each(sequences, jobs);
     std::vector<int32_t> drawn;
-    for (Sampler* sampler : samplers) drawn.push_back(sampler->draw());
+    for (size_t i = 0; i < jobs.size(); ++i) {
+        count_draw(host_reason(*samplers[i]));
+        if (jobs[i].choice) {
+            samplers[i]->accept(jobs[i].chosen);
+            drawn.push_back(jobs[i].chosen);
+        } else {
+            drawn.push_back(samplers[i]->draw());
+        }
+    }
     return drawn;
 }
 
 int32_t Model::step(Sequence& sequence, int32_t token, Sampler& sampler) {
-    sampler.ensure_logits(config_.vocab_size);
-    forward(sequence, {&token, 1}, LogitsOf::last, sampler.logits().data(), nullptr, nullptr);
-    return sampler.draw();
+    check_owner(sequence);
+    check_token(token);
+    check_room(sequence, 1);
+    if (!host_reason(sampler)) {
+        if (const std::optional<int32_t> chosen = ahead_.step(sequence, token, sampler.choice())) {
+            count_draw(nullptr);
+            sampler.accept(*chosen);
+            return *chosen;
+        }
+    }
+    Sequence* const one = &sequence;
+    Sampler* const its = &sampler;
+    return step_each({&one, 1}, {&token, 1}, {&its, 1})[0];
 }
 
 }  // namespace lily

@@ -6,13 +6,16 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "graph/model_graph.h"
+#include "runtime/decode_ahead.h"
 #include "runtime/sampler.h"
 #include "runtime/scheduler.h"
 
@@ -66,7 +69,14 @@ class Model {
     // Announce that a sequence will be advanced again and again, and that it won't be any more: others' steps
     // wait a moment for it in between.
     void join(const Sequence& sequence) { scheduler_.join(sequence); }
-    void leave(const Sequence& sequence) { scheduler_.leave(sequence); }
+    void leave(const Sequence& sequence) {
+        sequence.settle();
+        scheduler_.leave(sequence);
+    }
+
+    // Tokens drawn in steps so far, by where and why: "backend", or the reason why the host had to, as
+    // "host: penalties".
+    std::map<std::string, int64_t> draws() const;
 
     // Passes over the weights so far.
     int64_t passes() { return scheduler_.passes(); }
@@ -75,14 +85,22 @@ class Model {
     const StateLayout& state_layout() const { return graph_.state; }
     bool has_mtp() const { return !graph_.mtp.empty(); }
     std::string describe() const { return backend_->describe(); }
+    // What the backend has done so far.
+    std::map<std::string, uint64_t> counts() {
+        std::map<std::string, uint64_t> counts;
+        scheduler_.exclusive([&] { counts = backend_->counts(); });
+        return counts;
+    }
     int64_t weight_bytes() const { return weights_->bytes(); }
     int64_t op_count() const { return static_cast<int64_t>(graph_.trunk.size()); }
     std::vector<std::string> unused_weights() const { return weights_->unused(); }
     int64_t chunk() const { return options_.chunk; }
 
   private:
-    void run_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
-                  const std::function<float*(size_t)>& logits);
+    void run_each(std::span<Sequence* const> sequences, std::span<Job> jobs);
+    // Why the host draws this sampler's tokens, or null.
+    const char* host_reason(const Sampler& sampler) const;
+    void count_draw(const char* host_reason);
     void check_owner(Sequence& sequence) const;
     void check_token(int32_t token) const;
     void check_room(const Sequence& sequence, int64_t count) const;
@@ -93,6 +111,9 @@ class Model {
     ModelGraph graph_;
     std::unique_ptr<Backend> backend_;
     Scheduler scheduler_;
+    DecodeAhead ahead_;
+    mutable std::mutex draws_mutex_;
+    std::map<std::string, int64_t> draws_;
 };
 
 }  // namespace lily

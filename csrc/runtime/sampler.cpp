@@ -34,9 +34,7 @@ void Sampler::ensure_logits(int64_t count) { logits_.resize(static_cast<size_t>(
 uint64_t Sampler::uniform(uint64_t counter) const { return mix(mix(options_.seed) ^ mix(counter)) >> 11; }
 
 void Sampler::penalize() {
-    const bool off = options_.repetition_penalty == 1.0f && options_.presence_penalty == 0.0f &&
-                     options_.frequency_penalty == 0.0f;
-    if (!off) {
+    if (penalizes()) {
         for (const auto& [token, count] : prompt_and_output_) {
             if (token < 0 || static_cast<size_t>(token) >= logits_.size()) continue;
             float& logit = logits_[static_cast<size_t>(token)];
@@ -167,6 +165,22 @@ void Sampler::keep_raw(std::span<const float> logits) {
     const float top = *std::max_element(raw_.begin(), raw_.end());
     for (const float logit : raw_) total += std::exp(static_cast<double>(logit) - top);
     raw_norm_ = top + std::log(total);
+}
+
+const char* Sampler::needs_logits() const {
+    if (keep_raw_) return "log probabilities";
+    if (!allowed_.empty()) return "tokens left out";
+    if (penalizes()) return "penalties";
+    if (!options_.logit_bias.empty()) return "logit bias";
+    if (options_.temperature > 0 && options_.xtc_probability > 0) return "XTC";
+    return nullptr;
+}
+
+Choice Sampler::choice() const {
+    const Choice greedy{.vocabulary = options_.vocabulary};
+    if (options_.temperature <= 0) return greedy;
+    return {options_.temperature, options_.top_k, options_.top_p,
+            options_.min_p,       options_.seed,  options_.vocabulary};
 }
 
 int32_t Sampler::draw() {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/choice.h"
 #include "runtime/ranking.h"
 
 namespace lily {
@@ -44,6 +45,12 @@ class Sampler {
     // draw() for logits that were changed from outside: log probabilities are kept of `raw` instead.
     int32_t draw(std::span<const float> raw);
 
+    // Why only the host can make this draw, or null; then choice() says it to a backend that makes it, and
+    // accept() takes its token into account.
+    const char* needs_logits() const;
+    Choice choice() const;
+    void accept(int32_t token) { ++prompt_and_output_[token]; }
+
     // After draw(): log softmax of the raw logits at `token`, and the `count` best drawable tokens with
     // theirs.
     float log_probability(int32_t token) const;
@@ -63,6 +70,10 @@ class Sampler {
     void check_numbers() const;
     void keep_raw(std::span<const float> logits);
     int32_t draw_from_logits();
+    bool penalizes() const {
+        return options_.repetition_penalty != 1.0f || options_.presence_penalty != 0.0f ||
+               options_.frequency_penalty != 0.0f;
+    }
     void penalize();
     int32_t largest() const;
     // Candidates of the logits as they stand; their probabilities are relative to the best one's.

@@ -27,6 +27,7 @@ constexpr auto kMostPatience = 10ms;
 
 // Rows of a job, among those in this pass, whose logits are wanted: the last of them.
 int64_t logit_rows(const Job& job) {
+    if (job.choice) return 0;
     if (job.all) return job.rows;
     return job.rows == static_cast<int64_t>(job.tokens.size()) ? 1 : 0;
 }
@@ -50,10 +51,46 @@ void Scheduler::run(std::span<Job> jobs) {
         leading_ = true;
         gather(lock);
         pass(lock);
-        leading_ = false;
-        if (!queue_.empty()) queue_.front()->call->wake.notify_one();
+        hand_on();
     }
     if (call.error) std::rethrow_exception(call.error);
+}
+
+void Scheduler::hand_on() {
+    leading_ = false;
+    if (!queue_.empty()) queue_.front()->call->wake.notify_one();
+    free_.notify_one();
+}
+
+void Scheduler::lead(std::unique_lock<std::mutex>& lock, const std::function<void()>& work) {
+    leading_ = true;
+    lock.unlock();
+    try {
+        work();
+    } catch (...) {
+        lock.lock();
+        hand_on();
+        throw;
+    }
+    lock.lock();
+    hand_on();
+}
+
+void Scheduler::exclusive(const std::function<void()>& work) {
+    std::unique_lock lock(mutex_);
+    free_.wait(lock, [&] { return !leading_; });
+    lead(lock, work);
+}
+
+bool Scheduler::alone(const Sequence& sequence, const std::function<void()>& work) {
+    std::unique_lock lock(mutex_);
+    const bool member = members_.contains(&sequence);
+    if (leading_ || !queue_.empty() || members_.size() > (member ? 1u : 0u)) return false;
+    lead(lock, work);
+    ++passes_;
+    const auto found = members_.find(&sequence);
+    if (found != members_.end()) found->second.ended = found->second.decoded = Clock::now();
+    return true;
 }
 
 void Scheduler::join(const Sequence& sequence) {
@@ -163,6 +200,9 @@ void Scheduler::compute(std::span<Job* const> jobs) {
             batch.tokens.insert(batch.tokens.end(), job->tokens.begin(), job->tokens.begin() + job->rows);
             batch.segments.push_back({job->sequence, rows, job->rows});
             rows += job->rows;
+            if (job->choice && job->rows == static_cast<int64_t>(job->tokens.size())) {
+                batch.chosen_rows.push_back({static_cast<int32_t>(rows - 1), job->choice, &job->chosen});
+            }
             for (int64_t left = logit_rows(*job); left > 0; --left) {
                 batch.logit_rows.push_back(static_cast<int32_t>(rows - left));
             }

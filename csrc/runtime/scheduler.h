@@ -28,6 +28,8 @@ struct Job {
     bool all = false;  // logits of all tokens
     const std::function<bool()>* stop = nullptr;  // true gives up a pass that nobody else takes part in
     int64_t rows = 0;                             // out: so many of the tokens were computed
+    const Choice* choice = nullptr;               // instead of logits: the token after the last one is chosen
+    int32_t chosen = -1;                          // out
     struct Call* call = nullptr;
 };
 
@@ -42,6 +44,11 @@ class Scheduler {
     // Returns when each job has been part of a pass: with at least one row, with all of them if there was
     // room; without any if it was given up. Throws what went wrong with one of these jobs.
     void run(std::span<Job> jobs);
+
+    // Runs `work` with the backend for itself. `exclusive` waits for that; `alone` doesn't run it, and
+    // returns false, if anybody else wants a pass or has joined.
+    void exclusive(const std::function<void()>& work);
+    bool alone(const Sequence& sequence, const std::function<void()>& work);
 
     // Between join and leave a sequence may be expected back soon after a pass, and the next pass then waits
     // for it a little: if it was quick the last time, and if it has ever come while another caller was at
@@ -63,6 +70,8 @@ class Scheduler {
         Clock::time_point decoded{};  // its last pass with a single row
     };
 
+    void lead(std::unique_lock<std::mutex>& lock, const std::function<void()>& work);
+    void hand_on();
     void arrive(const Sequence* sequence);
     void gather(std::unique_lock<std::mutex>& lock);
     void pass(std::unique_lock<std::mutex>& lock);
@@ -78,6 +87,7 @@ class Scheduler {
 
     std::mutex mutex_;
     std::condition_variable gathered_;
+    std::condition_variable free_;  // nobody leads
     std::deque<Job*> queue_;
     std::unordered_map<const Sequence*, Member> members_;
     int64_t awaited_ = 0;

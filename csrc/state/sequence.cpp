@@ -29,6 +29,7 @@ void Sequence::reserve(int64_t rows) {
 }
 
 std::unique_ptr<Sequence> Sequence::fork() const {
+    settle();
     require_settled();
     auto copy = std::make_unique<Sequence>(layout_);
     copy->tokens_ = tokens_;
@@ -39,6 +40,7 @@ std::unique_ptr<Sequence> Sequence::fork() const {
 }
 
 void Sequence::snapshot() {
+    settle();
     require_settled();
     if (length() > 0 && !snapshots_.contains(length())) {
         snapshots_.emplace(length(), std::make_shared<const RecurrentState>(recurrent_));
@@ -46,6 +48,7 @@ void Sequence::snapshot() {
 }
 
 int64_t Sequence::truncate(int64_t length) {
+    settle();
     if (length >= this->length() && !unsettled_) return this->length();
     auto after = snapshots_.upper_bound(length);
     snapshots_.erase(after, snapshots_.end());
@@ -58,6 +61,7 @@ int64_t Sequence::truncate(int64_t length) {
 }
 
 std::unique_ptr<Prefix> Sequence::prefix(int64_t length) const {
+    settle();
     const auto found = snapshots_.find(length);
     if (found == snapshots_.end()) {
         throw InvalidArgument("no snapshot at " + std::to_string(length) + " tokens");

@@ -3,6 +3,7 @@
 // One thread at a time. fork() and snapshots share what is immutable.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,7 +23,20 @@ struct StateLayout {
 
 class Sequence {
   public:
+    // Someone who has begun a step beyond the listed tokens. It is asked to take that back before the states
+    // are looked at or changed; `settle` comes from the sequence's user.
+    class Ahead {
+      public:
+        virtual void settle(const Sequence& sequence) = 0;
+
+      protected:
+        ~Ahead() = default;
+    };
+
     explicit Sequence(const StateLayout& layout);
+    ~Sequence() { settle(); }
+    Sequence(const Sequence&) = delete;
+    Sequence& operator=(const Sequence&) = delete;
     // Continues from a prefix, which is also the first snapshot.
     explicit Sequence(const Prefix& prefix);
 
@@ -49,10 +63,17 @@ class Sequence {
     // What it keeps alive; blocks shared with prefixes and other sequences have one address.
     std::vector<MemoryBlock> blocks() const;
 
+    // The states cover the listed tokens and nothing more.
+    void settle() const {
+        if (Ahead* ahead = ahead_.load()) ahead->settle(*this);
+    }
+    void set_ahead(Ahead* ahead) { ahead_.store(ahead); }
+
     // For the runtime: a step makes room, the backend writes the states, then the tokens are listed. A step
     // that fails in between leaves states of an unknown mixture: the sequence then refuses to go on until
     // truncate() has brought back a snapshot.
     void reserve(int64_t rows);
+    void require_settled() const;
     void commit(const int32_t* tokens, int64_t count) {
         tokens_.insert(tokens_.end(), tokens, tokens + count);
         unsettled_ = false;
@@ -67,14 +88,13 @@ class Sequence {
     RecurrentState& recurrent() { return recurrent_; }
 
   private:
-    void require_settled() const;
-
     StateLayout layout_;
     std::vector<int32_t> tokens_;
     KvCache kv_;
     RecurrentState recurrent_;
     std::map<int64_t, std::shared_ptr<const RecurrentState>> snapshots_;
     bool unsettled_ = false;
+    std::atomic<Ahead*> ahead_{nullptr};
 };
 
 }  // namespace lily

@@ -1,14 +1,14 @@
 // Which kernel runs: every choice by rows, shape, format and context length, and what can be switched off.
 //
-// | choice                         | by                | kernels                                           |
-// | rows of a launch               | rows              | _m1 _m2 _m4 _m8, the smallest that holds them     |
-// | rows of delta_rule             | rows              | _m1, else _m8                                     |
-// | weights                        | stored format     | _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8
-// _nvfp4, in a library for each type of scales | | query heads per cache read     | heads per KV head | _h1
-// for one, else _h4                             | | pages per split of attention   | a row's length    | 1,
-// from kMediumFrom 4, from kLongFrom 16          | | output projection              | its input         |
-// project_add_heads after delta_rule, else project_add | | experts and the shared expert  | their bits |
-// equal: one launch, else two |
+// choice                   by                 kernels
+// rows of a block          a sequence's rows  up to kMostRows those named here, beyond them those of rows.h
+// rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
+// rows of delta_rule       rows               _m1, else _m8
+// weights                  stored format      _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8 _nvfp4
+// heads per cache read     heads per KV head  _h1 for one, else _h4
+// pages per split          a row's length     1, from kMediumFrom 4, from kLongFrom 16
+// output projection        its input          project_add_heads after delta_rule, else project_add
+// shared expert            its format         the routed experts' launch if equal, else its own
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@
 
 namespace lily::metal {
 
-constexpr int64_t kMostRows = 8;  // of a launch, and so of a pass
+constexpr int64_t kMostRows = 8;      // of a launch of the few-row kernels
+constexpr int64_t kBlockRows = 2048;  // of a block of one sequence through the kernels of many rows
 
 // The room for rows of the kernel that takes `rows`.
 constexpr int row_room(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
@@ -54,6 +55,8 @@ struct Switches {
     bool concurrent_pass = true;      // barriers where needed; off: before every launch
     bool token_handoff = true;        // the GPU picks greedy tokens and goes on; off: the host does
     bool bf16_activations = true;     // between operations; off: fp32
+    bool matrix_prefill = true;       // kernels of many rows; off: eight rows at a time
+    bool register_scan = true;        // the recurrence of a prompt row by row; off: by blocks of 16
 
     explicit Switches(const std::set<std::string>& ablate) {
         for (const std::string& name : ablate) {
@@ -62,11 +65,14 @@ struct Switches {
                           : name == "concurrent_pass"     ? &concurrent_pass
                           : name == "token_handoff"       ? &token_handoff
                           : name == "bf16_activations"    ? &bf16_activations
+                          : name == "matrix_prefill"      ? &matrix_prefill
+                          : name == "register_scan"       ? &register_scan
                                                           : nullptr;
             if (!value) {
-                throw InvalidArgument("ablate: the Metal backend has nothing named '" + name +
-                                      "' to switch off; it has gqa_packing, long_context_blocks, "
-                                      "concurrent_pass, token_handoff and bf16_activations");
+                throw InvalidArgument(
+                    "ablate: the Metal backend has nothing named '" + name +
+                    "' to switch off; it has gqa_packing, long_context_blocks, "
+                    "concurrent_pass, token_handoff, bf16_activations, matrix_prefill and register_scan");
             }
             *value = false;
         }

@@ -223,6 +223,7 @@ void Pass::launch(const Kernel& kernel, std::span<const Argument> arguments, Ext
     stage_open_ = true;
     counts.bytes_read += bytes_read;
     counts.bytes_written += bytes_written;
+    counts.work += work;
 }
 
 Completion Pass::commit() {

@@ -74,6 +74,7 @@ struct Counts {
     uint64_t passes = 0, command_buffers = 0, launches = 0, barriers = 0;
     uint64_t stages = 0;  // groups of launches that nothing orders among themselves
     uint64_t bytes_read = 0, bytes_written = 0;
+    uint64_t work = 0;  // bytes by the launches' own estimates: of the chosen experts instead of all
 };
 
 struct StreamOptions {

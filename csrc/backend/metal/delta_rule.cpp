@@ -75,7 +75,7 @@ class DeltaRuleStep final : public Step {
                 return Range(state, static_cast<size_t>(layout_.matrices_offset(state_)),
                              static_cast<size_t>(layout_.matrix_bytes()));
             };
-            const Range history(*part.state, static_cast<size_t>(layout_.conv_offset(state_)),
+            const Range history(*part.history, static_cast<size_t>(layout_.conv_offset(state_)),
                                 static_cast<size_t>(layout_.conv_bytes()));
             const DeltaParameters parameters{part.rows,
                                              static_cast<uint32_t>(shape_.key_heads),

@@ -141,18 +141,12 @@ class ExpertStep : public Step {
     std::vector<Launch> launches_;
 };
 
-const DeviceMatrix* stack_shared(Builder& b, std::initializer_list<const std::vector<Matrix>*> parts) {
-    std::vector<Matrix> matrices;
-    for (const std::vector<Matrix>* part : parts) matrices.insert(matrices.end(), part->begin(), part->end());
-    return matrices.empty() ? nullptr : b.weights.stack(matrices);
-}
-
 class ExpertsUpStep final : public ExpertStep {
   public:
     ExpertsUpStep(const ExpertsUp& op, Builder& b)
         : ExpertStep(op.shape, op.gate[0].cols, "experts_up",
                      b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.gate, &op.up}),
-                     stack_shared(b, {&op.shared_gate, &op.shared_up}), b),
+                     b.weights.stack_lists({&op.shared_gate, &op.shared_up}), b),
           in_(op.in),
           out_(op.out),
           routing_(op.routing) {}
@@ -188,7 +182,7 @@ class ExpertsDownStep final : public ExpertStep {
     ExpertsDownStep(const ExpertsDown& op, Builder& b)
         : ExpertStep(op.shape, op.down[0].rows, "experts_down",
                      b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.down}),
-                     stack_shared(b, {&op.shared_down}), b),
+                     b.weights.stack_lists({&op.shared_down}), b),
           in_(op.in),
           residual_(op.residual),
           routing_(op.routing) {}

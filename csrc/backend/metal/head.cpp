@@ -7,6 +7,9 @@ namespace {
 constexpr uint32_t kEmbedThreads = 32;
 constexpr uint32_t kEmbedColumns = 1024;  // per threadgroup
 constexpr uint32_t kArgmaxThreads = 256;
+constexpr uint32_t kBinThreads = 256;
+constexpr uint32_t kBinSlice = 4096;  // tokens of a threadgroup of sample_bins
+constexpr uint32_t kSampleThreads = 512;
 
 struct EmbedShape {
     uint32_t rows, hidden, group_shift;
@@ -16,6 +19,10 @@ struct HeadShape {
     uint32_t rows, cols, outputs, group_shift;
     float eps;
     uint32_t write_logits, groups;
+};
+
+struct SampleShape {
+    uint32_t vocabulary, stride, groups, group_size, advance;
 };
 
 class EmbedStep final : public Step {
@@ -51,44 +58,73 @@ class HeadStep final : public Step {
           gain_(b.weights.vector(*op.norm)),
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(b.kernels.of(weights_->format), "head", "head_" + weights_->format.name),
-          argmax_(b.kernels.of(weights_->format), "head", "argmax") {
+          argmax_(b.kernels.of(weights_->format), "head", "argmax"),
+          bins_(b.kernels.common(), "sample", "sample_bins"),
+          sample_(b.kernels.common(), "sample", "sample") {
         b.sizes.at_least(&Sizes::logits, op.weight.rows);
         b.sizes.at_least(&Sizes::best, 2 * divided(weights_->rows, weight_rows(kProjectWanted, kMostRows)));
     }
 
-    // `hidden` is written for the wanted rows.
+    // `hidden` is written for the wanted rows. Rows of logits and rows of choices are launches of their own:
+    // they have different vocabularies.
     void encode(const Block& block, Pass& pass) const override {
-        if (block.wanted == 0) return;
-        const DeviceMatrix& w = *weights_;
-        const size_t rows = block.wanted;
-        const uint32_t groups = divided(w.rows, weight_rows(kProjectWanted, row_room(block.wanted)));
-        const size_t all = size_t{block.rows} * w.cols;
-        const Range best = elements(buffers_.best, 0, rows * groups * 2);
-        const Range logits = elements(buffers_.logits, 0, rows * w.rows);
-        const HeadShape shape{block.wanted, w.cols, w.rows, w.group_shift, eps_, block.write_logits ? 1u : 0u,
-                              groups};
-        pass.launch(
-            kernels_(block.wanted),
-            {reads(w.codes), reads(w.scales), reads(w.biases),
-             reads(elements(buffers_.activations[size_t(in_)], 0, all)), reads(*gain_), reads(*block.sources),
-             block.write_logits ? writes(logits) : unused(buffers_.logits),
-             writes(elements(buffers_.activations[size_t(hidden_)], 0, all)), writes(best), constant(shape)},
-            {groups}, {kProjectThreads});
-        if (!block.choice) return;
-        pass.launch(argmax_(),
-                    {reads(best), writes(*block.choice), writes(*block.keys), updates(*block.positions),
-                     constant(groups), constant(uint32_t{1})},
-                    {block.wanted}, {kArgmaxThreads});
+        if (block.wanted > 0) launch_head(block, pass, block.wanted, *block.sources, weights_->rows, true);
+        if (!block.chosen) return;
+        const Chosen& chosen = *block.chosen;
+        const uint32_t vocabulary = std::min(chosen.vocabulary, weights_->rows);
+        launch_head(block, pass, chosen.rows, chosen.sources, vocabulary, chosen.options.has_value());
+        const uint32_t groups = groups_of(vocabulary, chosen.rows);
+        const Range best = elements(buffers_.best, 0, size_t{chosen.rows} * groups * 2);
+        if (!chosen.options) {
+            pass.launch(argmax_(),
+                        {reads(best), writes(chosen.tokens), writes(chosen.keys), updates(chosen.positions),
+                         constant(groups), constant(uint32_t{1})},
+                        {chosen.rows}, {kArgmaxThreads});
+            return;
+        }
+        const Range logits = elements(buffers_.logits, 0, size_t{chosen.rows} * vocabulary);
+        const Range bins = elements(buffers_.bins, 0, chosen.rows * kBinNumbers);
+        const SampleShape shape{vocabulary, vocabulary, groups,
+                                weight_rows(kProjectWanted, row_room(chosen.rows)), 1};
+        pass.launch(bins_(),
+                    {reads(logits), reads(best), reads(*chosen.options), updates(bins), constant(shape)},
+                    {divided(vocabulary, kBinSlice), chosen.rows}, {kBinThreads});
+        pass.launch(sample_(),
+                    {reads(logits), reads(best), reads(*chosen.options), updates(bins), writes(chosen.tokens),
+                     writes(chosen.keys), updates(chosen.positions), reads(chosen.sources),
+                     unused(buffers_.bins), constant(shape)},
+                    {chosen.rows}, {kSampleThreads});
     }
 
   private:
+    static uint32_t groups_of(uint32_t outputs, uint32_t rows) {
+        return divided(outputs, weight_rows(kProjectWanted, row_room(rows)));
+    }
+
+    void launch_head(const Block& block, Pass& pass, uint32_t wanted, const Range& sources, uint32_t outputs,
+                     bool write_logits) const {
+        const DeviceMatrix& w = *weights_;
+        const uint32_t groups = groups_of(outputs, wanted);
+        const size_t all = size_t{block.rows} * w.cols;
+        const Range logits = elements(buffers_.logits, 0, size_t{wanted} * outputs);
+        pass.launch(kernels_(wanted),
+                    {reads(w.codes), reads(w.scales), reads(w.biases),
+                     reads(elements(buffers_.activations[size_t(in_)], 0, all)), reads(*gain_),
+                     reads(sources), write_logits ? writes(logits) : unused(buffers_.logits),
+                     writes(elements(buffers_.activations[size_t(hidden_)], 0, all)),
+                     writes(elements(buffers_.best, 0, size_t{wanted} * groups * 2)),
+                     constant(HeadShape{wanted, w.cols, outputs, w.group_shift, eps_, write_logits ? 1u : 0u,
+                                        groups})},
+                    {groups}, {kProjectThreads});
+    }
+
     Activation in_, hidden_;
     float eps_;
     const Buffers& buffers_;
     const Placed* gain_;
     const DeviceMatrix* weights_;
     RowKernels kernels_;
-    OneKernel argmax_;
+    OneKernel argmax_, bins_, sample_;
 };
 
 }  // namespace

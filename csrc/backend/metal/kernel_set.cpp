@@ -8,8 +8,10 @@
 namespace lily::metal {
 namespace {
 
-constexpr std::array<std::string_view, 4> kWithWeights = {"project", "experts", "head", "combine"};
-constexpr std::array<std::string_view, 2> kWithoutWeights = {"attention", "delta_rule"};
+constexpr std::array<std::string_view, 5> kWithWeights = {"project", "experts", "head", "combine",
+                                                          "matrix_simdgroup"};
+constexpr std::array<std::string_view, 6> kWithoutWeights = {
+    "attention", "delta_rule", "routing", "delta_rule_scan", "attention_prefill", "sample"};
 
 std::vector<KernelSource> chosen(std::span<const std::string_view> names) {
     std::vector<KernelSource> sources;

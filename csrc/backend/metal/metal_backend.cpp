@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/metal/rows.h"
 #include "backend/metal/state.h"
 #include "backend/metal/step.h"
 #include "base/error.h"
@@ -13,7 +14,23 @@
 namespace lily::metal {
 namespace {
 
-using Program = std::vector<std::unique_ptr<Step>>;
+// A list of operations as steps, for few rows of several sequences and for many rows of one.
+struct Program {
+    const Op* ops;
+    std::vector<std::unique_ptr<Step>> few;
+    std::vector<std::unique_ptr<Step>> many;  // null where the step for few takes any number; empty: no form
+    size_t head = 0;                          // the step that makes logits
+
+    const Step& step(size_t i, bool with_many) const { return with_many && many[i] ? *many[i] : *few[i]; }
+};
+
+constexpr int64_t kMostSampled = 1 << 18;  // tokens that sample.metal chooses from
+
+// Rows [first, first + rows) of a batch, computed together.
+struct Cut {
+    int64_t first, rows;
+    bool many;
+};
 
 StreamOptions stream_options(const Switches& switches) {
     StreamOptions options = StreamOptions::from_environment();
@@ -23,15 +40,40 @@ StreamOptions stream_options(const Switches& switches) {
 
 // What changes from pass to pass, written by the host: uint32 each.
 struct Inputs {
-    DeviceBuffer tokens, positions, sequences, sources;  // by row of the batch
-    DeviceBuffer pages;                                  // [sequences, table_stride]
+    DeviceBuffer tokens, positions, sequences, sources;                  // by row of the batch
+    DeviceBuffer chosen_sources, chosen_positions, chosen_tokens, keys;  // the same, of rows with a choice
+    DeviceBuffer options;                                                // SampleOptions, the same
+    DeviceBuffer pages;                                                  // [sequences, table_stride]
 
-    Inputs(Device& device, int64_t rows)
-        : tokens(device.allocate(4 * static_cast<size_t>(rows), "tokens")),
-          positions(device.allocate(4 * static_cast<size_t>(rows), "positions")),
-          sequences(device.allocate(4 * static_cast<size_t>(rows), "sequences")),
-          sources(device.allocate(4 * static_cast<size_t>(rows), "rows of logits")) {}
+    Inputs(Device& device, int64_t rows) {
+        const size_t bytes = 4 * static_cast<size_t>(rows);
+        tokens = device.allocate(bytes, "tokens");
+        positions = device.allocate(bytes, "positions");
+        sequences = device.allocate(bytes, "sequences");
+        sources = device.allocate(bytes, "rows of logits");
+        chosen_sources = device.allocate(bytes, "rows of choices");
+        chosen_positions = device.allocate(bytes, "positions of choices");
+        chosen_tokens = device.allocate(bytes, "chosen tokens");
+        keys = device.allocate(bytes, "order keys of choices");
+        options = device.allocate(sizeof(SampleOptions) * static_cast<size_t>(rows), "options of choices");
+    }
 };
+
+SampleOptions sample_options(const Choice& choice) {
+    SampleOptions options;
+    options.temperature = choice.temperature;
+    options.top_k = static_cast<uint32_t>(choice.top_k);
+    options.top_p = choice.top_p;
+    options.min_p = choice.min_p;
+    options.seed_low = static_cast<uint32_t>(choice.seed);
+    options.seed_high = static_cast<uint32_t>(choice.seed >> 32);
+    return options;
+}
+
+void require_number(uint32_t key) {
+    if (key == kNotANumber)
+        throw BackendError("the model produced logits that are not numbers; the weights are damaged");
+}
 
 class MetalBackend final : public Backend {
   public:
@@ -39,6 +81,7 @@ class MetalBackend final : public Backend {
         : switches_(options.ablate), device_(std::make_shared<Device>()) {}
 
     ~MetalBackend() override {
+        if (states_) states_->before_growing({});
         if (stream_) stream_->wait_idle();
     }
 
@@ -60,30 +103,19 @@ class MetalBackend final : public Backend {
             }
         }
         stream_ = std::make_unique<CommandStream>(*device_, stream_options(switches_));
+        states_->before_growing([this] { stream_->wait_idle(); });
         weights_ = std::make_unique<Weights>();
         Sizes sizes;
         Builder builder{*kernels_,         *weights_,      switches_, buffers_, sizes,  layout_.kv,
                         layout_.recurrent, plan.positions, {},        nullptr,  nullptr};
         for (const std::span<const Op> ops : plan.lists) {
-            Program program;
-            for (const Op& op : ops) {
-                program.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
-            }
-            programs_.emplace_back(ops.data(), std::move(program));
+            programs_.push_back(make_program(ops, builder));
         }
         weights_->load(*device_);
         kernels_->require_all();
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
-        const auto allocate = [&](size_t numbers, const char* label) {
-            return device_->allocate(4 * kMostRows * std::max<size_t>(numbers, 1), label);
-        };
-        for (const int64_t width : plan.activation_widths) {
-            buffers_.activations.push_back(allocate(static_cast<size_t>(width), "activation"));
-        }
-        buffers_.squares = allocate(sizes.squares, "squares of heads");
-        buffers_.router_logits = allocate(sizes.router_logits, "router logits");
-        buffers_.best = allocate(sizes.best, "best tokens");
-        buffers_.logits = allocate(sizes.logits, "logits");
+        block_rows_ = std::max(kMostRows, std::min(kBlockRows, plan.max_rows));
+        allocate_buffers(plan, sizes);
         sizes_ = sizes;
         make_room_for_splits(switches_.splits(kMediumFrom - 1));
         inputs_ = std::make_unique<Inputs>(*device_, plan.max_rows);
@@ -96,26 +128,54 @@ class MetalBackend final : public Backend {
         const Program& program = find(ops);
         const uint32_t stride = write_inputs(batch);
         Completion last;
-        for (int64_t first = 0; first < rows; first += kMostRows) {
-            if (first > 0 && batch.stop && (*batch.stop)()) {
+        size_t logits = 0, choices = 0;  // rows done
+        for (const Cut& cut : cuts(batch, program)) {
+            if (cut.first > 0 && batch.stop && (*batch.stop)()) {
                 last.wait();
                 return false;
             }
-            Block block = make_block(batch, first, stride);
-            last = commit(program, block);
-            if (block.wanted > 0) {
+            Block block = make_block(batch, cut, stride);
+            const size_t wanted = count_logits(batch, cut, logits);
+            const bool apart = wanted > kMostRows;
+            if (!apart) want(block, logits, wanted);
+            choices += choose(batch, cut, choices, block);
+            last = commit(program, cut.many, block);
+            block.chosen.reset();
+            for (size_t first = 0; apart && first < wanted; first += kMostRows) {
+                want(block, logits + first, std::min<size_t>(kMostRows, wanted - first));
+                last = commit_head(program, block);
                 last.wait();
-                copy_logits(batch, first, block.wanted);
+                copy_logits(batch, logits + first, block.wanted);
             }
+            if (!apart && wanted > 0) {
+                last.wait();
+                copy_logits(batch, logits, wanted);
+            }
+            logits += wanted;
         }
         last.wait();
+        take_choices(batch);
         return true;
     }
+
+    bool chooses(const Choice& choice) const override {
+        return switches_.token_handoff && (choice.temperature <= 0.0f || choice.vocabulary <= kMostSampled);
+    }
+
+    std::unique_ptr<Decoder> decoder(std::span<const Op> ops, Sequence& sequence, int32_t token,
+                                     const Choice& choice) override;
 
     std::string describe() const override {
         char size[32];
         std::snprintf(size, sizeof(size), "%.1f", static_cast<double>(weights_->bytes()) / (1 << 20));
         return "metal (" + device_->name() + ", " + size + " MiB of weights read into its memory)";
+    }
+
+    std::map<std::string, uint64_t> counts() const override {
+        const Counts& c = stream_->counts();
+        return {{"passes", c.passes},     {"command buffers", c.command_buffers},
+                {"launches", c.launches}, {"barriers", c.barriers},
+                {"stages", c.stages},     {"bytes", c.work}};
     }
 
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override {
@@ -128,9 +188,103 @@ class MetalBackend final : public Backend {
     }
 
   private:
+    class DecoderSteps;
+
+    Program make_program(std::span<const Op> ops, Builder& builder) const {
+        Program program{ops.data(), {}, {}};
+        for (const Op& op : ops) {
+            if (std::holds_alternative<Head>(op)) program.head = program.few.size();
+            program.few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
+        }
+        if (!switches_.matrix_prefill || std::ranges::any_of(ops, rows_obstacle)) return program;
+        for (const Op& op : ops) {
+            program.many.push_back(std::visit([&](const auto& o) { return make_rows_step(o, builder); }, op));
+        }
+        return program;
+    }
+
+    void allocate_buffers(const Plan& plan, const Sizes& sizes) {
+        const size_t element = switches_.activation_bytes();
+        const auto rows = static_cast<size_t>(block_rows_);
+        const auto allocate = [&](size_t bytes, const char* label) {
+            return device_->allocate(std::max<size_t>(bytes, 4), label);
+        };
+        for (const int64_t width : plan.activation_widths) {
+            buffers_.activations.push_back(allocate(4 * rows * static_cast<size_t>(width), "activation"));
+        }
+        buffers_.router_logits = allocate(4 * rows * sizes.router_logits, "router logits");
+        buffers_.normed = allocate(element * rows * sizes.normed, "normed rows");
+        buffers_.inverses = allocate(4 * rows, "inverse lengths");
+        buffers_.mixed = allocate(element * rows * sizes.mixed, "mixed rows");
+        buffers_.gates = allocate(4 * rows * sizes.gates, "gates");
+        buffers_.picks = allocate(4 * rows * sizes.picks, "chosen experts");
+        buffers_.entries = allocate(4 * rows * sizes.entries, "rows by expert");
+        buffers_.counts = allocate(4 * sizes.experts * divided(rows, 32), "rows of experts");
+        buffers_.blocks = allocate(16 * most_blocks(sizes), "blocks of experts");
+        buffers_.down = allocate(element * rows * sizes.down, "experts' results");
+        buffers_.squares = allocate(4 * kMostRows * sizes.squares, "squares of heads");
+        buffers_.best = allocate(4 * kMostRows * sizes.best, "best tokens");
+        buffers_.logits = allocate(4 * kMostRows * sizes.logits, "logits");
+        buffers_.bins = allocate(4 * kMostRows * kBinNumbers, "bins of choices");
+        std::memset(buffers_.bins.contents(), 0, buffers_.bins.size());
+    }
+
+    // Blocks of experts that the rows of any block may need.
+    size_t most_blocks(const Sizes& sizes) const {
+        uint32_t most = 0;
+        for (uint64_t rows = 1; sizes.experts > 0 && rows <= static_cast<uint64_t>(block_rows_); ++rows) {
+            const uint32_t tile = expert_tile(rows, sizes.experts, sizes.picks);
+            most = std::max(
+                most, block_capacity(rows, sizes.experts, sizes.picks, sizes.entries > sizes.picks, tile));
+        }
+        return most;
+    }
+
+    // Rows of one sequence beyond kMostRows go through the kernels of many rows, the others eight at a time.
+    std::vector<Cut> cuts(const Batch& batch, const Program& program) const {
+        std::vector<Cut> result;
+        bool open = false;  // the last cut takes more rows
+        for (const Segment& s : batch.segments) {
+            int64_t first = s.first_row;
+            int64_t left = s.rows;
+            while (left > 0) {
+                const bool many = left > kMostRows && !program.many.empty();
+                // No block is left with so few rows that other kernels would take them.
+                int64_t rows = left <= block_rows_               ? left
+                               : left - block_rows_ <= kMostRows ? left / 2
+                                                                 : block_rows_;
+                if (!many) {
+                    if (!open) result.push_back({first, 0, false});
+                    rows = std::min(left, kMostRows - result.back().rows);
+                    result.back().rows += rows;
+                    open = result.back().rows < kMostRows;
+                } else {
+                    result.push_back({first, rows, true});
+                    open = false;
+                }
+                first += rows;
+                left -= rows;
+            }
+        }
+        return result;
+    }
+
+    // Rows of the cut whose logits are wanted; those before it were `done`.
+    static size_t count_logits(const Batch& batch, const Cut& cut, size_t done) {
+        size_t end = done;
+        while (end < batch.logit_rows.size() && batch.logit_rows[end] < cut.first + cut.rows) ++end;
+        return end - done;
+    }
+
+    // Logits of the batch's wanted rows [first, first + count).
+    void want(Block& block, size_t first, size_t count) const {
+        block.wanted = static_cast<uint32_t>(count);
+        block.sources = elements(inputs_->sources, first, count);
+    }
+
     const Program& find(std::span<const Op> ops) const {
-        for (const auto& [list, program] : programs_) {
-            if (list == ops.data()) return program;
+        for (const Program& program : programs_) {
+            if (program.ops == ops.data()) return program;
         }
         throw BackendError("the backend wasn't prepared for these operations");
     }
@@ -167,63 +321,91 @@ class MetalBackend final : public Backend {
                     DeviceStates::page_number(kv.block(page));
             }
         }
-        auto* sources = inputs_->sources.as<uint32_t>();
-        int64_t block = -1;
-        int64_t at = 0;
-        for (const int32_t row : batch.logit_rows) {
-            if (row / kMostRows != block) {
-                block = row / kMostRows;
-                at = block * kMostRows;
-            }
-            sources[at++] = static_cast<uint32_t>(row % kMostRows);
-        }
         return static_cast<uint32_t>(most);
     }
 
-    Block make_block(const Batch& batch, int64_t first, uint32_t stride) {
-        const int64_t end = std::min(first + kMostRows, static_cast<int64_t>(batch.tokens.size()));
-        const auto begin = static_cast<size_t>(first);
+    // Tokens to choose after rows of the cut, `done` of the batch's before it.
+    size_t choose(const Batch& batch, const Cut& cut, size_t done, Block& block) const {
+        size_t end = done;
+        bool by_chance = false;
+        for (; end < batch.chosen_rows.size() && batch.chosen_rows[end].row < cut.first + cut.rows; ++end) {
+            const int32_t row = batch.chosen_rows[end].row;
+            inputs_->chosen_sources.as<uint32_t>()[end] = static_cast<uint32_t>(row - cut.first);
+            inputs_->options.as<SampleOptions>()[end] = sample_options(*batch.chosen_rows[end].choice);
+            by_chance = by_chance || batch.chosen_rows[end].choice->temperature > 0.0f;
+            inputs_->chosen_positions.as<uint32_t>()[end] = inputs_->positions.as<uint32_t>()[row];
+        }
+        const size_t count = end - done;
+        if (count > 0) {
+            block.chosen = Chosen{static_cast<uint32_t>(count),
+                                  elements(inputs_->chosen_sources, done, count),
+                                  elements(inputs_->chosen_positions, done, count),
+                                  elements(inputs_->chosen_tokens, done, count),
+                                  elements(inputs_->keys, done, count),
+                                  static_cast<uint32_t>(batch.chosen_rows[done].choice->vocabulary),
+                                  std::nullopt};
+            if (by_chance)
+                block.chosen->options = elements(inputs_->options, done, count, sizeof(SampleOptions));
+        }
+        return count;
+    }
+
+    void take_choices(const Batch& batch) const {
+        for (size_t i = 0; i < batch.chosen_rows.size(); ++i) {
+            require_number(inputs_->keys.as<uint32_t>()[i]);
+            *batch.chosen_rows[i].token = inputs_->chosen_tokens.as<int32_t>()[i];
+        }
+    }
+
+    Block make_block(const Batch& batch, const Cut& cut, uint32_t stride) {
+        const auto begin = static_cast<size_t>(cut.first);
+        const int64_t end = cut.first + cut.rows;
         Block block;
-        block.rows = static_cast<uint32_t>(end - first);
+        block.rows = static_cast<uint32_t>(cut.rows);
         block.tokens = elements(inputs_->tokens, begin, block.rows);
         block.positions = elements(inputs_->positions, begin, block.rows);
         block.sequences = elements(inputs_->sequences, begin, block.rows);
         block.pages = elements(inputs_->pages, 0, batch.segments.size() * stride);
         block.table_stride = stride;
-        for (const Segment& s : batch.segments) {
-            const int64_t from = std::max(s.first_row, first);
+        for (uint32_t i = 0; i < batch.segments.size(); ++i) {
+            const Segment& s = batch.segments[i];
+            const int64_t from = std::max(s.first_row, cut.first);
             const int64_t to = std::min(s.first_row + s.rows, end);
             if (from >= to) continue;
             const DeviceBuffer* state = &DeviceStates::recurrent(s.sequence->recurrent().block());
-            block.parts.push_back(
-                {state, state, static_cast<uint32_t>(from - first), static_cast<uint32_t>(to - from)});
-            for (int64_t row = from; row < to; ++row) {
+            block.parts.push_back({state, state, state, static_cast<uint32_t>(from - cut.first),
+                                   static_cast<uint32_t>(to - from), i});
+            for (int64_t row = from; !cut.many && row < to; ++row) {
                 const int64_t length = s.sequence->length() + row - s.first_row + 1;
                 block.splits = std::max(block.splits, switches_.splits(length));
             }
         }
-        block.wanted =
-            static_cast<uint32_t>(std::count_if(batch.logit_rows.begin(), batch.logit_rows.end(),
-                                                [&](int32_t row) { return row >= first && row < end; }));
-        block.sources = elements(inputs_->sources, begin, block.wanted);
-        block.write_logits = true;
+        auto* sources = inputs_->sources.as<uint32_t>();
+        for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+            const int32_t row = batch.logit_rows[i];
+            if (row >= cut.first && row < end) sources[i] = static_cast<uint32_t>(row - cut.first);
+        }
         return block;
     }
 
-    Completion commit(const Program& program, Block& block) {
+    Completion commit(const Program& program, bool many, Block& block) {
         make_room_for_splits(block.splits);
         const DeviceStates::Held held = states_->hold();
         block.cache = held.pages;
-        Pass pass = stream_->begin("step");
-        for (const std::unique_ptr<Step>& step : program) step->encode(block, pass);
+        Pass pass = stream_->begin(many ? "prompt" : "step");
+        for (size_t i = 0; i < program.few.size(); ++i) program.step(i, many).encode(block, pass);
         return pass.commit();
     }
 
-    void copy_logits(const Batch& batch, int64_t first, uint32_t wanted) const {
-        const auto done = static_cast<size_t>(std::count_if(batch.logit_rows.begin(), batch.logit_rows.end(),
-                                                            [&](int32_t row) { return row < first; }));
-        std::memcpy(batch.logits + done * sizes_.logits, buffers_.logits.contents(),
-                    size_t{wanted} * sizes_.logits * sizeof(float));
+    Completion commit_head(const Program& program, const Block& block) {
+        Pass pass = stream_->begin("logits");
+        program.few[program.head]->encode(block, pass);
+        return pass.commit();
+    }
+
+    void copy_logits(const Batch& batch, size_t first, size_t count) const {
+        std::memcpy(batch.logits + first * sizes_.logits, buffers_.logits.contents(),
+                    count * sizes_.logits * sizeof(float));
     }
 
     Switches switches_;
@@ -234,12 +416,118 @@ class MetalBackend final : public Backend {
     std::unique_ptr<Weights> weights_;
     Buffers buffers_;
     Sizes sizes_;
-    std::vector<std::pair<const Op*, Program>> programs_;
+    std::vector<Program> programs_;
     std::vector<int64_t> widths_;
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
+    int64_t block_rows_ = kMostRows;
     std::unique_ptr<CommandStream> stream_;  // waits for the GPU before anything above goes away
 };
+
+// Two token slots: a step reads one and writes the other. Two states: a step reads one and writes the other,
+// so that the one before the step under way is always whole. The convolution's inputs stay in the first: a
+// ring that goes further back than a step.
+class MetalBackend::DecoderSteps final : public Decoder {
+  public:
+    DecoderSteps(MetalBackend& backend, const Program& program, Sequence& sequence, int32_t token,
+                 const Choice& choice)
+        : backend_(backend),
+          program_(program),
+          sequence_(sequence),
+          choice_(choice),
+          other_(sequence.recurrent().layout()),
+          first_position_(sequence.length()),
+          words_(backend.device_->allocate(4 * kWords, "decode")),
+          options_(backend.device_->allocate(sizeof(SampleOptions), "options of a choice")) {
+        *options_.as<SampleOptions>() = sample_options(choice);
+        auto* words = words_.as<uint32_t>();
+        std::fill_n(words, kWords, 0u);
+        words[kTokens] = static_cast<uint32_t>(token);
+        words[kPosition] = static_cast<uint32_t>(first_position_);
+    }
+
+    void start() override {
+        const int64_t position = first_position_ + started_;
+        write_pages(position);
+        const auto now = static_cast<size_t>(started_ % 2);
+        const DeviceBuffer* states[2] = {&DeviceStates::recurrent(sequence_.recurrent().block()),
+                                         &DeviceStates::recurrent(other_.block())};
+        Block block;
+        block.rows = 1;
+        block.tokens = word(kTokens + now);
+        block.positions = word(kPosition);
+        block.sequences = word(kZero);
+        block.pages = Range(pages_);
+        block.table_stride = static_cast<uint32_t>(pages_.size() / 4);
+        block.parts = {{states[now], states[1 - now], states[0], 0, 1, 0}};
+        block.splits = backend_.switches_.splits(position + 1);
+        block.chosen = Chosen{1,
+                              word(kZero),
+                              word(kPosition),
+                              word(kTokens + 1 - now),
+                              word(kKeys + now),
+                              static_cast<uint32_t>(choice_.vocabulary),
+                              std::nullopt};
+        if (choice_.temperature > 0.0f) block.chosen->options = Range(options_);
+        steps_[now] = backend_.commit(program_, false, block);
+        ++started_;
+    }
+
+    int32_t finish() override {
+        const auto now = static_cast<size_t>(finished_ % 2);
+        steps_[now].wait();
+        const auto* words = words_.as<uint32_t>();
+        require_number(words[kKeys + now]);
+        ++finished_;
+        return static_cast<int32_t>(words[kTokens + 1 - now]);
+    }
+
+    void take_back() override {
+        backend_.stream_->wait_idle();
+        if (finished_ % 2 == 0) return;
+        RecurrentState& first = sequence_.recurrent();
+        const RecurrentLayout& layout = first.layout();
+        const auto inputs = static_cast<size_t>(layout.conv_offset(0));
+        std::memcpy(other_.bytes().data() + inputs, first.bytes().data() + inputs,
+                    first.bytes().size() - inputs);
+        std::swap(first, other_);
+    }
+
+  private:
+    // Places in words_.
+    static constexpr size_t kZero = 0, kPosition = 1, kTokens = 2, kKeys = 4, kWords = 6;
+
+    Range word(size_t at) const { return elements(words_, at, 1); }
+
+    void write_pages(int64_t position) {
+        const auto count = static_cast<size_t>(position / kPageTokens + 1);
+        if (4 * count > pages_.size()) {
+            pages_ = backend_.device_->allocate(8 * std::max<size_t>(count, 64), "page table");
+            written_ = 0;
+        }
+        for (; written_ < count; ++written_) {
+            pages_.as<uint32_t>()[written_] =
+                DeviceStates::page_number(sequence_.kv().block(static_cast<int64_t>(written_)));
+        }
+    }
+
+    MetalBackend& backend_;
+    const Program& program_;
+    Sequence& sequence_;
+    Choice choice_;
+    RecurrentState other_;
+    int64_t first_position_;
+    DeviceBuffer words_, options_, pages_;
+    size_t written_ = 0;  // entries of the page table
+    Completion steps_[2];
+    int64_t started_ = 0, finished_ = 0;
+};
+
+std::unique_ptr<Decoder> MetalBackend::decoder(std::span<const Op> ops, Sequence& sequence, int32_t token,
+                                               const Choice& choice) {
+    if (!chooses(choice)) return nullptr;
+    return std::make_unique<DecoderSteps>(*this, find(ops), sequence, token, choice);
+}
 
 }  // namespace
 

@@ -26,13 +26,9 @@ class NormProjectStep final : public Step {
           buffers_(b.buffers),
           element_(b.switches.activation_bytes()),
           gain_(b.weights.vector(*op.norm)) {
-        for (size_t first = 0; first < op.weights.size();) {
-            size_t end = first + 1;
-            while (end < op.weights.size() && Weights::same_format(op.weights[first], op.weights[end])) ++end;
-            const DeviceMatrix* w = b.weights.stack(std::span(op.weights).subspan(first, end - first));
+        for (const DeviceMatrix* w : b.weights.stack_by_format(op.weights)) {
             parts_.push_back({w, columns_, kernels_of(b, "norm_project", *w)});
             columns_ += w->rows;
-            first = end;
         }
     }
 

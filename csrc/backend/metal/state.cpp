@@ -99,6 +99,7 @@ std::unique_ptr<StateBlock> DeviceStates::allocate_page() {
 // By a half, and no further than the budget allows as long as one page more fits.
 void DeviceStates::grow() {
     const std::lock_guard lock(growing_);
+    if (before_growing_) before_growing_();
     const size_t needed = (used_ + 1) * page_bytes_;
     const size_t wanted = std::max({kFirstPages * page_bytes_, pages_.size() + pages_.size() / 2, needed});
     for (size_t bytes = std::min(whole_pages(wanted), reserved_);; bytes = whole_pages(needed)) {
@@ -116,9 +117,9 @@ void DeviceStates::grow() {
     }
 }
 
-bool DeviceStates::must_grow(size_t count) {
-    const std::lock_guard lock(mutex_);
-    return count > free_.size() && (used_ + count - free_.size()) * page_bytes_ > pages_.size();
+void DeviceStates::before_growing(std::function<void()> call) {
+    const std::lock_guard lock(growing_);
+    before_growing_ = std::move(call);
 }
 
 uint32_t DeviceStates::page_number(const StateBlock& page) { return static_cast<const Page&>(page).number; }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -33,8 +34,8 @@ class DeviceStates final : public StateMemory, public std::enable_shared_from_th
         const DeviceBuffer* pages;
     };
     Held hold() { return {std::unique_lock(growing_), &pages_}; }
-    // Whether `count` more pages need a larger buffer.
-    bool must_grow(size_t count);
+    // Called before a larger buffer takes the place of the one before, with the pages held.
+    void before_growing(std::function<void()> call);
 
     // Of blocks that this class made.
     static uint32_t page_number(const StateBlock& page);
@@ -53,6 +54,7 @@ class DeviceStates final : public StateMemory, public std::enable_shared_from_th
     std::byte* base_ = nullptr;
     std::mutex growing_;  // of pages_; taken after mutex_
     DeviceBuffer pages_;
+    std::function<void()> before_growing_;
     std::mutex mutex_;            // of the numbers
     uint32_t used_ = 0;           // given out so far
     std::vector<uint32_t> free_;  // ... and given back

@@ -18,20 +18,33 @@
 
 namespace lily::metal {
 
-// What operations share, for kMostRows rows. Made after all steps are: until then `Sizes` are collected.
+// What operations share. Made after all steps are: until then `Sizes` are collected.
 struct Buffers {
+    // For kBlockRows rows.
     std::vector<DeviceBuffer> activations;  // by the graph's number
-    DeviceBuffer squares;                   // [rows, heads, slices] of delta_rule's outputs
     DeviceBuffer router_logits;             // [rows, experts + 1]
-    DeviceBuffer partial;                   // [rows, heads, splits, head_dim], grown with the context
-    DeviceBuffer statistics;                // [rows, heads, splits]
-    uint32_t splits = 0;                    // room for
-    DeviceBuffer best;                      // [rows, threadgroups of the head] (order key, token)
-    DeviceBuffer logits;                    // [rows, vocabulary]
+    DeviceBuffer normed;                    // [rows, hidden]
+    DeviceBuffer inverses;                  // [rows]: of the lengths before a norm
+    DeviceBuffer mixed;                     // [rows, channels] after the convolution
+    DeviceBuffer gates;                     // [rows, 2 value heads + key heads]
+    DeviceBuffer picks, entries;            // [rows, top_k], [rows, slots]: routing.metal
+    DeviceBuffer counts;                    // [experts, rows / 32]
+    DeviceBuffer blocks;                    // [capacity] of four numbers
+    DeviceBuffer down;                      // [rows, slots, hidden]
+    // For kMostRows rows.
+    DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
+    DeviceBuffer partial;     // [rows, heads, splits, head_dim], grown with the context
+    DeviceBuffer statistics;  // [rows, heads, splits]
+    uint32_t splits = 0;      // room for
+    DeviceBuffer best;        // [rows, threadgroups of the head] (order key, token)
+    DeviceBuffer logits;      // [rows, vocabulary]
+    DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, zero between steps
 };
 
 struct Sizes {  // in numbers of four bytes per row
     size_t squares = 0, router_logits = 0, best = 0, logits = 0;
+    size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, down = 0;
+    size_t experts = 0;                  // in all
     size_t partial = 0, statistics = 0;  // for each split
     void at_least(size_t Sizes::* what, int64_t count) {
         this->*what = std::max(this->*what, static_cast<size_t>(count));
@@ -40,10 +53,37 @@ struct Sizes {  // in numbers of four bytes per row
 
 // Rows of one sequence within a block.
 struct Part {
-    const DeviceBuffer* state;       // read: matrices and convolution inputs
-    const DeviceBuffer* next_state;  // written: matrices; may be the same
+    const DeviceBuffer* state;       // matrices: read
+    const DeviceBuffer* next_state;  // matrices: written; may be the same
+    const DeviceBuffer* history;     // convolution inputs: read and written
     uint32_t first_row, rows;
+    uint32_t sequence;  // its row in the page table
 };
+
+// How a row's token is chosen by chance; as in metal/sample.metal.
+struct SampleOptions {
+    float temperature = 0.0f;
+    uint32_t top_k = 0;
+    float top_p = 1.0f, min_p = 0.0f;
+    uint32_t seed_low = 0, seed_high = 0;
+    uint32_t stream = 0, adjust = 0;
+    float repetition = 1.0f, presence = 0.0f, frequency = 0.0f;
+};
+static_assert(sizeof(SampleOptions) == 44);
+
+// Rows after which tokens are chosen; uint32 each, [rows].
+struct Chosen {
+    uint32_t rows;
+    Range sources;    // in the block
+    Range positions;  // move on by one
+    Range tokens;     // out
+    Range keys;       // out: order keys of the largest logits; not numbers if kNotANumber
+    uint32_t vocabulary;
+    std::optional<Range> options;  // SampleOptions [rows]; without them the largest logits are taken
+};
+
+constexpr uint32_t kNotANumber = 0xffffffff;
+constexpr size_t kBinNumbers = 3 * 1024;
 
 // Rows that go through the operations together.
 struct Block {
@@ -55,13 +95,10 @@ struct Block {
     const DeviceBuffer* cache = nullptr;
     std::vector<Part> parts;
     uint32_t splits = 0;  // most of any row
-    // The head: rows whose logits or tokens are wanted, uint32 [wanted].
+    // The head: rows whose logits are wanted, uint32 [wanted].
     uint32_t wanted = 0;
     std::optional<Range> sources;
-    bool write_logits = false;
-    // Where the chosen tokens of the wanted rows and their order keys go, uint32 [wanted]; positions move on
-    // then. Without it nothing is chosen.
-    std::optional<Range> choice, keys;
+    std::optional<Chosen> chosen;
 };
 
 class Step {

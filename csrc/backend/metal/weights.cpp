@@ -94,6 +94,12 @@ void Weights::copy(const Matrix& matrix, DeviceMatrix& to, int64_t first_row) {
 }
 
 const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const> parts) {
+    std::vector<const std::byte*> data;
+    for (const ExpertMatrices* part : parts) {
+        for (const Matrix& matrix : *part) data.push_back(matrix.data);
+    }
+    const DeviceMatrix*& held = stacks_[std::move(data)];
+    if (held) return held;
     const Matrix& sample = parts[0]->front();
     const size_t count = parts[0]->size();
     int64_t rows = 0;
@@ -122,22 +128,33 @@ const DeviceMatrix* Weights::stack_experts(std::span<const ExpertMatrices* const
             row += (*part)[i].rows;
         }
     }
-    return &m;
+    held = &m;
+    return held;
 }
 
 const DeviceMatrix* Weights::stack(std::span<const Matrix> matrices) {
-    if (matrices.size() == 1) {
-        for (const auto& [data, held] : single_) {
-            if (data == matrices[0].data) return held;
-        }
-    }
     std::vector<ExpertMatrices> single;
     std::vector<const ExpertMatrices*> parts;
     single.reserve(matrices.size());
     for (const Matrix& matrix : matrices) parts.push_back(&single.emplace_back(1, matrix));
-    const DeviceMatrix* m = stack_experts(parts);
-    if (matrices.size() == 1) single_.emplace_back(matrices[0].data, m);
-    return m;
+    return stack_experts(parts);
+}
+
+std::vector<const DeviceMatrix*> Weights::stack_by_format(std::span<const Matrix> matrices) {
+    std::vector<const DeviceMatrix*> stacks;
+    for (size_t first = 0; first < matrices.size();) {
+        size_t end = first + 1;
+        while (end < matrices.size() && same_format(matrices[first], matrices[end])) ++end;
+        stacks.push_back(stack(matrices.subspan(first, end - first)));
+        first = end;
+    }
+    return stacks;
+}
+
+const DeviceMatrix* Weights::stack_lists(std::initializer_list<const std::vector<Matrix>*> lists) {
+    std::vector<Matrix> matrices;
+    for (const std::vector<Matrix>* list : lists) matrices.insert(matrices.end(), list->begin(), list->end());
+    return matrices.empty() ? nullptr : stack(matrices);
 }
 
 const Placed* Weights::vector(std::span<const float> values) {

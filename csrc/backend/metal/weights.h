@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,12 +48,16 @@ struct DeviceMatrix {
 
 class Weights {
   public:
-    // Matrices above each other. `rows` of the result are the sum of theirs. The same matrix alone twice (a
-    // tied head) is held once. BackendError names a tensor whose format has no kernels. The result is filled
+    // Matrices above each other. `rows` of the result are the sum of theirs. The same stack twice is held
+    // once. BackendError names a tensor whose format has no kernels. The result is filled
     // by load() and stays where it is.
     const DeviceMatrix* stack(std::span<const Matrix> matrices);
     // For each i the matrices parts[0][i], parts[1][i], ... above each other: experts.
     const DeviceMatrix* stack_experts(std::span<const ExpertMatrices* const> parts);
+    // Neighbours of one format in a stack, in order.
+    std::vector<const DeviceMatrix*> stack_by_format(std::span<const Matrix> matrices);
+    // Lists one after the other in a stack; null if they are empty.
+    const DeviceMatrix* stack_lists(std::initializer_list<const std::vector<Matrix>*> lists);
     const Placed* vector(std::span<const float> values);
 
     // Whether a stack of both is possible.
@@ -78,7 +84,7 @@ class Weights {
     std::deque<DeviceMatrix> matrices_;
     std::deque<std::vector<float>> floats_;
     std::deque<Placed> vectors_;
-    std::vector<std::pair<const std::byte*, const DeviceMatrix*>> single_;  // by their data
+    std::map<std::vector<const std::byte*>, const DeviceMatrix*> stacks_;  // by their data
     std::vector<Placed*> pieces_;
     std::vector<Copy> copies_;
     std::deque<DeviceBuffer> buffers_;

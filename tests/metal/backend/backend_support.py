@@ -1,0 +1,51 @@
+"""What tests of the Metal backend share: models of the package that runs on the simulator."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+EXACT = {"ablate": ("bf16_activations",), "kv_dtype": "float32"}
+"""No number of the computation is rounded to less than fp32, as on the CPU."""
+
+
+def load(folder: Path, backend: str = "metal", **options: Any) -> Any:
+    """The native model of a checkpoint, from the package that `metal_lily` has put in place."""
+    loader = importlib.import_module("lily_py.loader")
+    checkpoint = importlib.import_module("lily_py.checkpoint").open_checkpoint(folder)
+    return loader.load_model(checkpoint, backend=backend, **({"threads": 1} | options))
+
+
+def greedy(vocabulary: int) -> Any:
+    """A sampler that takes the largest logit."""
+    return (
+        importlib.import_module("lily_py")
+        .sampling.SamplingOptions(temperature=0.0)
+        .make_sampler(0, vocabulary)
+    )
+
+
+def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
+    """A prompt of random tokens."""
+    return np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
+
+
+def continued(model: Any, sequence: Any, prompt: Ids, count: int, vocabulary: int) -> list[int]:
+    """The greedy continuation of a sequence that is fed `prompt`, in steps."""
+    tokens = [int(model.forward(sequence, prompt).argmax())]
+    sampler = greedy(vocabulary)
+    while len(tokens) < count:
+        tokens.append(model.step(sequence, tokens[-1], sampler))
+    return tokens
+
+
+def state_bytes(sequence: Any, recurrent: int, attention: int) -> list[bytes]:
+    """Every number of a sequence's state, layer by layer."""
+    parts = [sequence.recurrent_state(layer).tobytes() for layer in range(recurrent)]
+    parts += [sequence.conv_state(layer).tobytes() for layer in range(recurrent)]
+    return parts + [part.tobytes() for layer in range(attention) for part in sequence.keys_values(layer)]
