@@ -1,14 +1,13 @@
 // Gated attention of a prefill chunk of one sequence over paged keys and values.
 //
-// attend_rows  out[row, head] = softmax(q k / sqrt(D)) v * sigmoid(gate) over the positions up to the row's
-// own.
+// attend_rows  out[row, head] = softmax(q k / sqrt(D)) v * sigmoid(gate) over the positions up to the row's.
 //              A tile is `pack` query heads of a KV head times as many rows as make 32 (16 with fp32
 //              activations and D = 256): keys and values are read once per KV head and tile. Scores never
-//              leave registers; weights pass through threadgroup memory, for another simdgroup has the
-//              values. Launch: (kv_heads * ceil(group / pack), ceil(rows / rows of a tile), splits)
-//              threadgroups of 128 threads; pack is at most group = heads / kv_heads and the rows of a tile's
-//              32 (or 16), rows of a tile = 32 / pack. Tiles run from the last row to the first: the longest
-//              begin.
+//              leave registers; weights pass through threadgroup memory, since another simdgroup has the
+//              values.
+//              Launch: (kv_heads * ceil(group / pack), ceil(rows / rows of a tile), splits) threadgroups of
+//              128 threads; group = heads / kv_heads, rows of a tile = 32 / pack (16 / pack), pack at most
+//              group and 32 (16). Tiles run from the last row to the first: the longest begin.
 // join_splits  out = (sum_s 2^(top_s - top) out_s) / (sum_s 2^(top_s - top) total_s) * sigmoid(gate), for few
 //              rows and a long context, where tiles alone don't fill the GPU: attend_rows with splits > 1
 //              leaves partial [rows, heads, splits, D] and statistics [rows, heads, splits] = (top, total)
@@ -16,36 +15,16 @@
 //              Launch: (heads, rows) threadgroups of D threads.
 //
 // Rows must be rotated and in the cache (rotary_append): row i has position positions[0] + i. projected,
-// cache and pages are those of attention.metal; `pages` begins at this sequence's table. A page of 64
-// positions is a step. A simdgroup has all rows and 16 of the positions for the scores (keys are stored [D,
-// 64], so that they are the right operand as they lie), then all rows and D / 4 of the dimensions for the sum
-// of values. Masks are only made in pages that reach beyond the tile's first row. A row's bits depend neither
-// on the rows and heads that share its tile nor on the chunk. Bound: multiply-adds of the matrix units; K and
-// V once per tile from the caches.
+// cache and pages are those of attention.metal; `pages` begins at this sequence's table.
+// A page of 64 positions is a step. A simdgroup has all rows and 16 of the positions for the scores (keys are
+// stored [D, 64]: the right operand as they lie), then all rows and D / 4 of the dimensions for the sum of
+// values. Masks are only made in pages that reach beyond the tile's first row. A row's bits depend neither on
+// the rows and heads that share its tile nor on the chunk.
+// Bound: multiply-adds of the matrix units; K and V once per tile from the caches.
+#include "common/attention_rows.h"
 #include "common/fragments.h"
 
-struct AttentionRowsShape {
-    uint rows;
-    uint heads;
-    uint kv_heads;
-    uint pack;          // query heads of a tile
-    uint stride;        // of a projected row
-    uint page_stride;   // elements per page, all layers
-    uint layer_offset;  // elements before this layer in a page
-    uint split_pages;   // pages of a split
-    uint splits;        // 1: out is written, else partial and statistics
-};
-
-constant constexpr const uint kPage = 64u;
-constant constexpr const uint kThreads = 128u;
 constant constexpr const uint kWeightStride = 68u;  // of a row of weights, against bank conflicts
-constant constexpr const float kLog2e = 1.44269504088896341f;
-
-// Eights of rows in a tile, so that queries stay within threadgroup memory.
-template <int D>
-constexpr int row_fragments() {
-    return sizeof(Activation) == 4 && D == 256 ? 2 : 4;
-}
 
 template <typename Cached, int D>
 [[kernel]] void attend_rows(

@@ -1,16 +1,14 @@
 // Gated DeltaNet of a prefill chunk of one sequence: what delta_rule.metal does for a few rows.
 //
 // delta_prepare  mixed [rows, channels] = q | k | v after convolution and silu, q and k divided by their
-// length
-//                as in delta_rule, q also by sqrt(key_dim). gates [rows, 2 value_heads + key_heads], fp32:
-//                decay | beta | q k of each key head. The last 16 rows go to the convolution's ring.
+//                length as in delta_rule, q also by sqrt(key_dim). gates [rows, 2 value_heads + key_heads],
+//                fp32: decay | beta | q k of each key head. The last 16 rows go to the convolution's ring.
 //                A simdgroup has the q and k of a key head, or 32 KEYS columns of v, or the gates; its window
 //                of inputs stays in registers for 32 rows. Kernels by key_dim / 32 and by taps.
 //                Launch: (ceil((key_heads + ceil(values / key_dim) + 1) / 4), ceil(rows / 32)) threadgroups
 //                of 128 threads.
-// delta_scan     per row: d = beta (v - decay S^T k);  S <- decay S + k d^T;  o = decay S^T q + (q k) d,
-// which
-//                is S^T q of the new state: both products take the old one, and their sums run together.
+// delta_scan     per row: d = beta (v - decay S^T k);  S <- decay S + k d^T;  o = decay S^T q + (q k) d:
+//                S^T q of the new state, but both products take the old one, and their sums run together.
 //                A state column is in eight lanes of one simdgroup, 4 KEYS keys a lane, in registers from the
 //                first row to the last; the next row is loaded while one is computed.
 //                Launch: (value_dim / 16, value_heads) threadgroups of 128 threads, four columns a simdgroup.
@@ -20,7 +18,8 @@
 //                  S <- g_15 S + K^T (L[15, :] D)
 //                Products by simdgroup matrices, the inverse by forward substitution, everything fp32. A
 //                simdgroup has eight columns of the state in registers. Rows beyond the end have decay 1,
-//                beta 0. Launch: (ceil(value_dim / 32), value_heads) threadgroups of 128 threads.
+//                beta 0.
+//                Launch: (ceil(value_dim / 32), value_heads) threadgroups of 128 threads.
 // gated_norm_rows  out = o / sqrt(mean(o^2) + eps) * norm * silu(z) per head, in place.
 //                Launch: (ceil(value_heads / 4), rows) threadgroups of 128 threads, a simdgroup per head.
 // projected [rows, stride], state [value_heads, value_dim, key_dim] and history [16, channels] are those of

@@ -8,8 +8,7 @@
 // route_rows        logits[m, n] = W (x_m gain) * inverse_m, all in fp32 like one row's, so that prefill and
 //                   decode choose alike.
 // experts_up_rows   out[entry, n] = silu(gate_e x) (up_e x) for the blocks of routing.metal: rows are
-// gathered
-//                   through `entries`, the results lie in the order of the entries.
+//                   gathered through `entries`, the results lie in the order of the entries.
 // experts_down_rows out[entries[entry], n] = down_e act[entry]: by row and slot again, for combine_rows.
 // combine_rows      residual[m, n] += sum over slots of weight_slot down[m, slot, n], slots ascending.
 //                   Launch: (ceil(hidden / 1024), rows) threadgroups of 256 threads, four columns a thread.

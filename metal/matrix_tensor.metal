@@ -3,27 +3,24 @@
 // project_rows, project_add_rows, gate_up_rows, experts_up_rows, experts_down_rows: formulas, bindings and
 // structures of matrix_simdgroup.metal. Its norm_rows, route_rows and combine_rows serve both.
 // A tile is T rows (kernels _t16, _t32, _t64) times 128 columns, 64 where T is 16; half of them gate and half
-// up. Launch: (ceil(N / columns), ceil(rows / T)) threadgroups of 128 threads, 64 where T is 16, columns 64
+// up.
+// Launch: (ceil(N / columns), ceil(rows / T)) threadgroups of 128 threads, 64 where T is 16; columns are 64
 // and 32 for gate and up; for experts the second is the capacity of the blocks.
 //
 // Two forms of the product, a library each, since one that a system's headers lack would take all with it:
-//   fragments      A simdgroup has 16 columns of each half and all rows, in 16x16 fragments of its registers,
-//                  which it fills itself: rows from device memory, weights from the expanded tile. The halves
-//                  are the two fragments of a 16x32x16 operation. Needs macOS 26.2, relies on the lane map.
+//   fragments          A simdgroup has 16 columns of each half and all rows, in 16x16 fragments of its
+//                      registers, which it fills itself: rows from device memory, weights from the expanded
+//                      tile. The halves are the two fragments of a 16x32x16 operation. Needs macOS 26.2,
+//                      relies on the lane map.
 //   LILY_TENSOR_TILES  The threadgroup's simdgroups share an operation over tiles of rows and weights in
-//                  threadgroup memory, one per half; elements are found by get_multidimensional_index.
+//                      threadgroup memory, one per half; elements are found by get_multidimensional_index.
 // The host chooses by a probe and by comparing a product with the other paths.
 // Rows beyond the end repeat the last and are not stored. Sums are fp32; their order is the hardware's, so
-// the paths agree within rounding, and a row's bits don't depend on T or the other rows within one. Bound:
-// multiply-adds of the matrix units; below 32 rows per matrix the weight stream.
-#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
-#include <metal_stdlib>
-#include <metal_tensor>
-
+// the paths agree within rounding, and a row's bits don't depend on T or the other rows within one.
+// Bound: multiply-adds of the matrix units; below 32 rows per matrix the weight stream.
 #include "common/row_shapes.h"
+#include "common/tensor_fragments.h"
 #include "common/weight_tiles.h"
-
-using namespace mpp::tensor_ops;
 
 enum class Result { store, add, gate, scatter };
 
@@ -58,7 +55,6 @@ struct RowTarget {
     uint outputs;
 };
 
-constant constexpr const bool kRelaxed = sizeof(Activation) == 2;
 constant constexpr const uint kStep = sizeof(Activation) == 2 ? 64u : 32u;  // columns of a step
 constant constexpr const uint kStride = kStep + 16u / uint(sizeof(Activation));
 constant constexpr const uint kStepChunks = kStep / kChunk;
@@ -196,27 +192,6 @@ inline void tensor_tile(device const uint* codes, device const Scale* scales, de
 
 #else
 
-// c += a b^T: a [16, 16] times the transposes of two fragments [16, 16], eight elements a lane each.
-inline void multiply_fragments(thread const Activation* a, thread const Activation* b, thread float* c) {
-    constexpr auto descriptor = matmul2d_descriptor(16, 32, 16, false, true, kRelaxed,
-                                                    matmul2d_descriptor::mode::multiply_accumulate);
-    matmul2d<descriptor, execution_simdgroup> op;
-    auto left = op.template get_left_input_cooperative_tensor<Activation, Activation, float>();
-    auto right = op.template get_right_input_cooperative_tensor<Activation, Activation, float>();
-    auto sum = op.template get_destination_cooperative_tensor<remove_addrspace_t<decltype(left)>,
-                                                              remove_addrspace_t<decltype(right)>, float>();
-#pragma clang loop unroll(full)
-    for (ushort i = 0; i < 8; ++i) left[i] = a[i];
-#pragma clang loop unroll(full)
-    for (ushort i = 0; i < 16; ++i) {
-        right[i] = b[i];
-        sum[i] = c[i];
-    }
-    op.run(left, right, sum);
-#pragma clang loop unroll(full)
-    for (ushort i = 0; i < 16; ++i) c[i] = sum[i];
-}
-
 template <Format F, int ROWS, Result RESULT>
 inline void tensor_tile(device const uint* codes, device const Scale* scales, device const Scale* biases,
                         thread const WeightRows& weight_rows, uint cols, uint group_shift,
@@ -225,10 +200,8 @@ inline void tensor_tile(device const uint* codes, device const Scale* scales, de
                         uint lane) {
     constexpr int kFragments = ROWS / 16;
     constexpr uint kHalf = half_columns(ROWS);
-    // Element e of a lane: row `row` + 8 (e / 4), column `column` + e % 4.
-    const uint quad = lane / 4u;
-    const uint row = (quad & 4u) | (lane / 2u % 4u);
-    const uint column = ((quad & 2u) | (lane & 1u)) * 4u;
+    const uint row = tensor_row(lane);
+    const uint column = tensor_column(lane);
     uint offsets[2 * kFragments];
     float sums[16 * kFragments];
 #pragma clang loop unroll(full)
@@ -253,12 +226,8 @@ inline void tensor_tile(device const uint* codes, device const Scale* scales, de
 #pragma clang loop unroll(full)
             for (int i = 0; i < 4; ++i) {
                 const uint j = uint(i / 2) * kHalf + 16u * simdgroup + row + 8u * uint(i % 2);
-                const vec<Activation, 4> four =
-                    *(threadgroup const vec<Activation, 4>*)(weights + j * kStride + k + column);
-                b[4 * i] = four.x;
-                b[4 * i + 1] = four.y;
-                b[4 * i + 2] = four.z;
-                b[4 * i + 3] = four.w;
+                take_four(*(threadgroup const vec<Activation, 4>*)(weights + j * kStride + k + column),
+                          b + 4 * i);
             }
 #pragma clang loop unroll(full)
             for (int f = 0; f < kFragments; ++f) {
@@ -266,14 +235,11 @@ inline void tensor_tile(device const uint* codes, device const Scale* scales, de
                 Activation a[8];
 #pragma clang loop unroll(full)
                 for (int i = 0; i < 2; ++i) {
-                    const vec<Activation, 4> four =
-                        *(device const vec<Activation, 4>*)(source.input + offsets[2 * f + i] + begin + k);
-                    a[4 * i] = four.x;
-                    a[4 * i + 1] = four.y;
-                    a[4 * i + 2] = four.z;
-                    a[4 * i + 3] = four.w;
+                    take_four(
+                        *(device const vec<Activation, 4>*)(source.input + offsets[2 * f + i] + begin + k),
+                        a + 4 * i);
                 }
-                multiply_fragments(a, b, sums + 16 * f);
+                multiply_fragments<true>(a, b, sums + 16 * f);
             }
         }
     }

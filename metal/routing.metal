@@ -6,11 +6,10 @@
 //               experts_up. picks [rows, top_k]: expert * 32 + the rows before this one, in its block of 32
 //               rows, that chose it too. counts [experts, row blocks]: rows of a block that chose the expert.
 //               Launch: ceil(rows / 32) threadgroups of 256 threads.
-// lay_out       counts become starts: the place of the first entry of each block and expert. blocks
-// [capacity]
-//               are (expert, first entry, rows, 0): at most `tile` rows of one expert; the shared expert's
-//               blocks (expert number `experts`) come first, then the others by expert; the rest are
-//               sentinels of no rows. capacity = ceil(rows top_k / tile) + min(experts, rows top_k)
+// lay_out       counts become starts: the place of the first entry of each block and expert.
+//               blocks [capacity] are (expert, first entry, rows, 0): at most `tile` rows of one expert; the
+//               shared expert's blocks (expert number `experts`) come first, then the others by expert; the
+//               rest are sentinels of no rows. capacity = ceil(rows top_k / tile) + min(experts, rows top_k)
 //               + shared ceil(rows / tile) is enough for any choice, so the host needs to know none.
 //               Launch: one threadgroup of 512 threads.
 // scatter_rows  entries [rows top_k + shared rows]: row * slots + slot, sorted by expert, rows ascending; the

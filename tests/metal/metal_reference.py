@@ -31,7 +31,7 @@ ACTIVATIONS = {"bfloat": (BF16, 2.0**-8), "float": (np.float32, 2.0**-22)}
 
 def language(name: str) -> str:
     """Version of Metal that a kernel file is written in."""
-    return "4.0" if name == "matrix_tensor" else "3.1"
+    return "4.0" if name in ("attention_tensor", "matrix_tensor") else "3.1"
 
 
 def bf16(values: Array) -> Array:

@@ -20,6 +20,7 @@ def attend_rows(
     *,
     pack: int | None = None,
     split_pages: int = 0,
+    join: Any = None,
 ) -> Array:
     """Gated output [rows, heads, dim] of rows at positions position, position + 1, ... of sequence 0."""
     rows, dtype = len(projected), projected.dtype
@@ -51,7 +52,7 @@ def attend_rows(
             second = {0: partial, 1: statistics, 2: inputs, 3: places, 4: out, 5: structure(*sizes)}
             launched(
                 encoder,
-                library=library,
+                library=join,
                 kernel="join_splits",
                 arguments=second,
                 groups=(s.heads, rows),
@@ -78,35 +79,47 @@ CASES = {
     "more heads than a tile": (Shape(heads=40, kv_heads=1, dim=32, rotary=32), 3, 65),
     "wide": (Shape(heads=4, kv_heads=1, dim=128, rotary=64), 10, 58),
     "width of the 35B model": (Shape(heads=8, kv_heads=1, dim=256, rotary=64, layers=1, layer=0), 6, 126),
+    "width of the 35B model, one page": (Shape(heads=8, kv_heads=1, dim=256, rotary=64), 5, 40),
+    "wide, three pages": (Shape(heads=6, kv_heads=2, dim=128, rotary=64), 12, 170),
 }
+FILES = [("attention_prefill", name) for name in CASES]
+FILES += [("attention_tensor", name) for name, case in CASES.items() if case[0].dim >= 128]
+WIDE = Shape(heads=4, kv_heads=2, dim=256, rotary=64, layers=1, layer=0)
+FILE_SHAPES = [("attention_prefill", Shape(heads=4, kv_heads=2)), ("attention_tensor", WIDE)]
 
 
 @pytest.mark.parametrize("activation", ["bfloat", "float"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("file", "name"), FILES)
 def test_rows_attend_to_what_precedes_them(
-    sim: Any, kernels: Any, rng: Any, name: str, activation: str
+    sim: Any, kernels: Any, rng: Any, file: str, name: str, activation: str
 ) -> None:
+    """Weights of tensor operations are bf16 where activations are: 2^-9 of each value's weight."""
     s, rows, position = CASES[name]
+    if file == "attention_tensor" and s.dim == 128:
+        activation = "bfloat"  # tiles of fp32 are too large
     dtype, stored = ACTIVATIONS[activation]
+    atol = 4e-6 + (2.0**-9 * 3 if file == "attention_tensor" and dtype == BF16 else 0)
     cached = dtype if s.dim in (64, 256) else BF16  # fp32 caches are built for these widths only
     cache = Cache.random(rng, s, [position + rows], cached)
     projected = rows_of(rng, s, rows, dtype)
-    library = kernels("attention_prefill", activation)
+    library = kernels(file, activation)
     found = on_every_seed(sim, lambda: attend_rows(sim, library, s, cache, projected, position))
     np.testing.assert_allclose(
-        found.astype(np.float64), wanted(s, cache, projected, position), rtol=stored, atol=4e-6
+        found.astype(np.float64), wanted(s, cache, projected, position), rtol=stored, atol=atol
     )
 
 
 @pytest.mark.parametrize("split_pages", [1, 2, 3])
-def test_splits_join_to_the_same_output(sim: Any, kernels: Any, rng: Any, split_pages: int) -> None:
+@pytest.mark.parametrize(("file", "s"), FILE_SHAPES)
+def test_splits_join_to_the_same_output(
+    sim: Any, kernels: Any, rng: Any, file: str, s: Shape, split_pages: int
+) -> None:
     """Rows on both sides of a split: the earlier ones have no position in the last split."""
-    s = Shape(heads=4, kv_heads=2)
     cache = Cache.random(rng, s, [205], BF16)
     projected = rows_of(rng, s, 20, np.float32)
-    library = kernels("attention_prefill", "float")
+    library, join = kernels(file, "float"), kernels("attention_prefill", "float")
     found = on_every_seed(
-        sim, lambda: attend_rows(sim, library, s, cache, projected, 185, split_pages=split_pages)
+        sim, lambda: attend_rows(sim, library, s, cache, projected, 185, split_pages=split_pages, join=join)
     )
     np.testing.assert_allclose(found, wanted(s, cache, projected, 185), atol=4e-6)
 
@@ -120,11 +133,11 @@ def test_packing_heads_changes_no_byte(sim: Any, kernels: Any, rng: Any, pack: i
     assert attend_rows(sim, *arguments, pack=pack).tobytes() == attend_rows(sim, *arguments).tobytes()
 
 
-def test_chunks_of_any_size_have_the_same_bits(sim: Any, kernels: Any, rng: Any) -> None:
-    s = Shape(heads=4, kv_heads=1)
+@pytest.mark.parametrize(("file", "s"), FILE_SHAPES)
+def test_chunks_of_any_size_have_the_same_bits(sim: Any, kernels: Any, rng: Any, file: str, s: Shape) -> None:
     cache = Cache.random(rng, s, [170], BF16)
     projected = rows_of(rng, s, 130, BF16)
-    library = kernels("attention_prefill")
+    library = kernels(file)
     whole = attend_rows(sim, library, s, cache, projected, 40)
     for sizes in ([1, 129], [64, 66], [30, 97, 3]):
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -143,7 +156,10 @@ def test_large_scores_overflow_nothing(sim: Any, kernels: Any, rng: Any) -> None
     np.testing.assert_allclose(found, wanted(s, cache, projected, 90), atol=5e-3)
 
 
-def test_keys_and_values_are_read_once_per_kv_head_and_tile(sim: Any, kernels: Any, rng: Any) -> None:
+@pytest.mark.parametrize("file", ["attention_prefill", "attention_tensor"])
+def test_keys_and_values_are_read_once_per_kv_head_and_tile(
+    sim: Any, kernels: Any, rng: Any, file: str
+) -> None:
     """Eight rows of eight heads are two tiles; a head a tile reads eight times as much."""
     s = Shape(heads=8, kv_heads=1, dim=256, rotary=64, layers=1, layer=0)
     cache = Cache.random(rng, s, [128], BF16)
@@ -152,13 +168,14 @@ def test_keys_and_values_are_read_once_per_kv_head_and_tile(sim: Any, kernels: A
     own = projected.nbytes // (2 * s.dim * 9) * 2 * s.dim * 8  # queries and gates
     for pack, reads in ((8, 2), (1, 8)):
         sim.log_dispatches()
-        attend_rows(sim, kernels("attention_prefill"), s, cache, projected, 120, pack=pack)
+        attend_rows(sim, kernels(file), s, cache, projected, 120, pack=pack)
         (work,) = sim.dispatches()
         assert once <= work.bytes_read <= once + own + 64
         padding = 4 if pack == 1 else 1  # eight of 32 rows; queries of the others repeat the last
         assert reads * once <= work.bytes_loaded <= reads * once * 1.02 + padding * 2 * own
 
 
-def test_threadgroup_memory_leaves_room_for_two(kernels: Any) -> None:
-    library = kernels("attention_prefill")
+@pytest.mark.parametrize("file", ["attention_prefill", "attention_tensor"])
+def test_threadgroup_memory_leaves_room_for_two(kernels: Any, file: str) -> None:
+    library = kernels(file)
     assert max(library.threadgroup_memory(kernel) for kernel in library.kernels) <= 28 * 1024
