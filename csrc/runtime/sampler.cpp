@@ -21,6 +21,37 @@ uint64_t mix(uint64_t x) {
 // resolve; their probability is more than kLeastProbability.
 constexpr float kReach = 49.0f;
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+float maximum(std::span<const float> values) {
+    // Eight running maxima, which the compiler keeps in vector registers.
+    constexpr size_t kLanes = 8;
+    float lanes[kLanes];
+    std::fill_n(lanes, kLanes, kNever);
+    size_t i = 0;
+    for (; i + kLanes <= values.size(); i += kLanes) {
+        for (size_t j = 0; j < kLanes; ++j) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
+    }
+    for (; i < values.size(); ++i) lanes[0] = std::max(lanes[0], values[i]);
+    return *std::max_element(lanes, lanes + kLanes);
+}
+
+// Adds the `count` best of the logits from `threshold` on, in no order; count is 1 or more.
+void keep_best(std::span<const float> logits, size_t count, float threshold, std::vector<Candidate>& best) {
+    const auto cut = [&] {
+        const auto last = best.begin() + static_cast<int64_t>(count) - 1;
+        std::nth_element(best.begin(), last, best.end(), better);
+        best.resize(count);
+        threshold = best.back().probability;
+    };
+    for (size_t i = 0; i < logits.size(); ++i) {
+        if (logits[i] < threshold) continue;
+        best.push_back({static_cast<int32_t>(i), logits[i]});
+        if (best.size() >= 2 * count) cut();
+    }
+    if (best.size() > count) cut();
+}
+
 }  // namespace
 
 Sampler::Sampler(const SamplingOptions& options) : options_(options) {}
@@ -45,55 +76,30 @@ void Sampler::penalize() {
     for (const auto& [token, bias] : options_.logit_bias) {
         if (static_cast<size_t>(token) < logits_.size()) logits_[static_cast<size_t>(token)] += bias;
     }
-    const float never = -std::numeric_limits<float>::infinity();
-    for (size_t i = static_cast<size_t>(options_.vocabulary); i < logits_.size(); ++i) logits_[i] = never;
+    for (size_t i = static_cast<size_t>(options_.vocabulary); i < logits_.size(); ++i) logits_[i] = kNever;
     if (!allowed_.empty()) {
         for (size_t begin = 0; begin < logits_.size(); begin += 32) {
             const uint32_t word = begin / 32 < allowed_.size() ? allowed_[begin / 32] : 0;
             if (word == ~uint32_t{0}) continue;
             const size_t count = std::min<size_t>(32, logits_.size() - begin);
             for (size_t i = 0; i < count; ++i) {
-                if (!(word >> i & 1)) logits_[begin + i] = never;
+                if (!(word >> i & 1)) logits_[begin + i] = kNever;
             }
         }
     }
 }
 
 int32_t Sampler::largest() const {
-    // Eight running maxima, which the compiler keeps in vector registers; then the first place of the
-    // largest.
-    constexpr size_t kLanes = 8;
-    float lanes[kLanes];
-    std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
-    size_t i = 0;
-    for (; i + kLanes <= logits_.size(); i += kLanes) {
-        for (size_t j = 0; j < kLanes; ++j) lanes[j] = logits_[i + j] > lanes[j] ? logits_[i + j] : lanes[j];
-    }
-    for (; i < logits_.size(); ++i) lanes[0] = std::max(lanes[0], logits_[i]);
-    const float top = *std::max_element(lanes, lanes + kLanes);
+    const float top = maximum(logits_);
     return static_cast<int32_t>(std::find(logits_.begin(), logits_.end(), top) - logits_.begin());
 }
 
 void Sampler::gather(float top) {
-    float threshold = top - kReach * options_.temperature;
-    const auto size = static_cast<int64_t>(logits_.size());
-    const bool limited = options_.top_k > 0 && options_.top_k < size;
-    const auto keep = static_cast<size_t>(limited ? options_.top_k : size);
-    const auto cut = [&] {
-        std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep) - 1,
-                         candidates_.end(), better);
-        candidates_.resize(keep);
-        threshold = candidates_.back().probability;
-    };
     candidates_.clear();
-    if (top == -std::numeric_limits<float>::infinity()) return;
-    for (int64_t i = 0; i < size; ++i) {
-        const float logit = logits_[static_cast<size_t>(i)];
-        if (logit < threshold) continue;
-        candidates_.push_back({static_cast<int32_t>(i), logit});
-        if (limited && candidates_.size() >= 2 * keep) cut();
-    }
-    if (candidates_.size() > keep) cut();
+    if (top == kNever) return;
+    const bool limited = options_.top_k > 0 && static_cast<size_t>(options_.top_k) < logits_.size();
+    keep_best(logits_, limited ? static_cast<size_t>(options_.top_k) : logits_.size(),
+              top - kReach * options_.temperature, candidates_);
 }
 
 void Sampler::keep_top_p(Mass total) {
@@ -162,8 +168,8 @@ void Sampler::check_numbers() const {
 void Sampler::keep_raw(std::span<const float> logits) {
     raw_.assign(logits.begin(), logits.end());
     double total = 0;
-    const float top = *std::max_element(raw_.begin(), raw_.end());
-    for (const float logit : raw_) total += std::exp(static_cast<double>(logit) - top);
+    const float top = maximum(raw_);
+    for (const float logit : raw_) total += std::exp(logit - top);
     raw_norm_ = top + std::log(total);
 }
 
@@ -198,7 +204,7 @@ int32_t Sampler::draw(std::span<const float> raw) {
 int32_t Sampler::draw_from_logits() {
     penalize();
     int32_t token = largest();
-    if (logits_[static_cast<size_t>(token)] == -std::numeric_limits<float>::infinity()) {
+    if (logits_[static_cast<size_t>(token)] == kNever) {
         throw InvalidArgument("no token is allowed: every logit is minus infinity after bias and masks");
     }
     if (options_.temperature > 0) {
@@ -217,14 +223,15 @@ float Sampler::log_probability(int32_t token) const {
 }
 
 std::vector<std::pair<int32_t, float>> Sampler::best(int64_t count) const {
-    std::vector<Candidate> all;
     const size_t drawable = std::min(raw_.size(), static_cast<size_t>(options_.vocabulary));
-    for (size_t i = 0; i < drawable; ++i) all.push_back({static_cast<int32_t>(i), raw_[i]});
-    const auto n = static_cast<size_t>(std::min<int64_t>(count, static_cast<int64_t>(all.size())));
-    std::partial_sort(all.begin(), all.begin() + static_cast<int64_t>(n), all.end(), better);
+    const size_t wanted = std::min(static_cast<size_t>(count), drawable);
+    if (wanted == 0) return {};
+    std::vector<Candidate> all;
+    keep_best({raw_.data(), drawable}, wanted, kNever, all);
+    std::sort(all.begin(), all.end(), better);
     std::vector<std::pair<int32_t, float>> result;
-    for (size_t i = 0; i < n; ++i)
-        result.emplace_back(all[i].token, static_cast<float>(all[i].probability - raw_norm_));
+    for (const Candidate& c : all)
+        result.emplace_back(c.token, static_cast<float>(c.probability - raw_norm_));
     return result;
 }
 

@@ -40,7 +40,7 @@ def expected(
 @settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
-    spread=st.floats(0.1, 4),
+    spread=st.floats(0.1, 3),  # less than e^-49 of the best is never drawn
     threshold=st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.5, 1.0]),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 5]),
