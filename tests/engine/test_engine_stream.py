@@ -187,7 +187,7 @@ def test_dropping_a_stream_cancels_it(engine: lily_py.Engine) -> None:
     assert generation.finish_reason == "cancelled"
 
 
-def test_cancel_acts_from_another_thread(engine: lily_py.Engine) -> None:
+def test_b30_cancel_acts_from_another_thread(engine: lily_py.Engine) -> None:
     stream = engine.stream(ids_of(5), **NO_END)
     begun = threading.Event()
 
@@ -220,7 +220,7 @@ def test_close_from_another_thread_waits_until_it_has_stopped(engine: lily_py.En
     thread.join()
 
 
-def test_cancel_acts_within_the_prefill(engine: lily_py.Engine) -> None:
+def test_b30_cancel_acts_within_the_prefill(engine: lily_py.Engine) -> None:
     begun, cancelled = threading.Event(), threading.Event()
     seen: list[int] = []
 

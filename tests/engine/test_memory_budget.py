@@ -96,7 +96,7 @@ def test_live_sessions_count_and_closing_them_frees(folder: Path, limit: int) ->
         assert engine.generate(ids_of(300), max_tokens=10, **NO_END).usage.completion_tokens == 10
 
 
-def test_running_answers_count(folder: Path, limit: int) -> None:
+def test_b30_running_answers_count(folder: Path, limit: int) -> None:
     with load(folder, memory_limit=limit) as engine:
         stream = engine.stream(ids_of(300), max_tokens=100, **NO_END)
         next(stream)
