@@ -2,12 +2,12 @@
 //
 // adjust_logits  penalties, bias and mask of the rows that ask for them, in place, and the partial choices of
 //                `head` again. Per logit l of a token that occurred c > 0 times:
-//                l <- (l > 0 ? l / repetition : l repetition) - presence - frequency c;  then l += bias; then
-//                minus infinity where the mask has no bit.
+//                l <- (l > 0 ? l / repetition : l repetition) - presence - frequency c;  then l += bias;
+//                then minus infinity where the mask has no bit.
 //                Launch: (ceil(groups / 8), rows) threadgroups of 256 threads; a simdgroup per partial.
-// sample_bins    histogram of a row's distances d = (top - l) / temperature: tokens and probability mass per
-//                1/36, by integer atomics. Launch: (ceil(vocabulary / 4096), rows) threadgroups of 256
-//                threads.
+// sample_bins    histogram of a row's distances d = (top - l) / temperature: tokens and probability mass
+//                per 1/36, by integer atomics; of each slice of 4,096 tokens the lowest bin and the mass.
+//                Launch: (ceil(vocabulary / 4096), rows) threadgroups of 256 threads.
 // sample         temperature, top-k, min-p, top-p and the draw; temperature 0 is `argmax`. Then the token's
 //                count goes up by one if the row has penalties, and positions[row] += advance.
 //                Launch: rows threadgroups of 512 threads.
@@ -17,11 +17,12 @@
 // the lower token among equals. Every filter keeps a first part of that order:
 //   top-k  the k first;  top-p  the fewest whose mass reaches top_p times that of the k first;
 //   min-p  those with d <= -log(min_p).
-// sample finds the bin in which the cut lies. Up to 1,024 tokens to its end are collected in one pass over
-// the row and sorted in threadgroup memory. If there are more, the cut is found exactly by five passes, ten
-// bits of (logit, token) each, and the draw takes a pass. Memory beside the logits: 12 KiB a row. Chance: 64
-// bits of Philox, key the row's seed, counter (position, stream): no draw depends on other rows. Bound: one
-// to seven readings of the row's logits by one threadgroup.
+// sample finds the bin in which the cut lies. Up to 1,024 tokens to its end are collected from the slices
+// that have some, and sorted in threadgroup memory. If there are more, the cut is found exactly by five
+// passes over the row, ten bits of (logit, token) each, and the draw takes a pass; without a cut the draw
+// reads one slice. Memory beside the logits: 13 KiB a row.
+// Chance: 64 bits of Philox, key the row's seed, counter (position, stream): no draw depends on other rows.
+// Bound: reading a row once by all threadgroups, then a few slices, at worst eleven times the row, by one.
 #include "common/philox.h"
 
 struct SampleShape {
@@ -50,10 +51,16 @@ constant constexpr const uint kPenalties = 1u;
 constant constexpr const uint kBias = 2u;
 constant constexpr const uint kMask = 4u;
 constant constexpr const uint kBins = 1024u;
-constant constexpr const uint kBinSlice = 4096u;   // tokens of a threadgroup of sample_bins
+constant constexpr const uint kSlice = 4096u;      // tokens of a threadgroup of sample_bins
+constant constexpr const uint kSlices = 64u;       // of the largest vocabulary
+constant constexpr const uint kBatch = 8u;         // logits of a thread that are loaded before one is used
 constant constexpr const uint kCollected = 1024u;  // tokens that are sorted
 constant constexpr const uint kThreads = 512u;     // of sample
 constant constexpr const uint kNotANumber = 0xffffffffu;
+
+// Words of a row of bins: tokens, low and high word of the mass by bin; lowest bin and mass by slice.
+constant constexpr const uint kSliceWords = 3u * kBins;
+constant constexpr const uint kRowWords = kSliceWords + 3u * kSlices;
 
 inline float distance_to(float top, float logit, float inverse) {
     return logit == top ? 0.0f : (top - logit) * inverse;
@@ -74,6 +81,7 @@ inline uint2 best_choice(device const uint2* best, uint groups, uint index, uint
                          uint lane, threadgroup uint2* candidates) {
     uint key = 0u;
     uint token = 0xffffffffu;
+#pragma clang loop unroll_count(4)
     for (uint i = index; i < groups; i += threads) {
         const uint2 other = best[i];
         if (other.x > key || (other.x == key && other.y < token)) {
@@ -133,6 +141,16 @@ inline uint2 best_choice(device const uint2* best, uint groups, uint index, uint
     if (lane == 0u) best[row * shape.groups + group] = uint2(top, token);
 }
 
+// Logits first, first + step, ... below `end`; minus infinity beyond.
+inline void load_batch(device const float* logits, uint first, uint step, uint end, thread float* batch) {
+#pragma clang loop unroll(full)
+    for (uint i = 0u; i < kBatch; ++i) {
+        const uint token = first + i * step;
+        const float logit = logits[min(token, end - 1u)];
+        batch[i] = token < end ? logit : -INFINITY;
+    }
+}
+
 // bin += mass, in two words.
 inline void add_mass(threadgroup atomic_uint* low, threadgroup atomic_uint* high, ulong mass) {
     const uint added = uint(mass);
@@ -151,6 +169,7 @@ inline void add_mass(threadgroup atomic_uint* low, threadgroup atomic_uint* high
                             uint lane [[thread_index_in_simdgroup]]) {
     threadgroup uint2 candidates[32];
     threadgroup atomic_uint own[3u * kBins];  // tokens, low and high word of the mass
+    threadgroup atomic_uint slice[3];         // lowest bin, mass
     const uint row = group.y;
     const uint threads = size.x;
     const float temperature = options[row].temperature;
@@ -158,24 +177,37 @@ inline void add_mass(threadgroup atomic_uint* low, threadgroup atomic_uint* high
     for (uint i = index; i < 3u * kBins; i += threads) {
         atomic_store_explicit(own + i, 0u, memory_order_relaxed);
     }
+    if (index < 3u) atomic_store_explicit(slice + index, index == 0u ? kBins : 0u, memory_order_relaxed);
     const uint key =
         best_choice(best + row * shape.groups, shape.groups, index, threads, simdgroup, lane, candidates).x;
     if (key == kNotANumber) return;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const float top = key_value(key);
     const float inverse = 1.0f / temperature;
-    device const float* row_logits = logits + row * shape.stride;
-    const uint end = min((group.x + 1u) * kBinSlice, shape.vocabulary);
-    for (uint t = group.x * kBinSlice + index; t < end; t += threads) {
-        const float distance = distance_to(top, row_logits[t], inverse);
-        const ulong mass = mass_of(distance);
-        if (mass == 0ul) continue;
-        const uint bin = bin_of(distance);
-        atomic_fetch_add_explicit(own + bin, 1u, memory_order_relaxed);
-        add_mass(own + kBins + bin, own + 2u * kBins + bin, mass);
+    const uint end = min((group.x + 1u) * kSlice, shape.vocabulary);
+    ulong total = 0ul;
+    for (uint first = group.x * kSlice + index; first < end; first += kBatch * threads) {
+        float batch[kBatch];
+        load_batch(logits + row * shape.stride, first, threads, end, batch);
+#pragma clang loop unroll(full)
+        for (uint i = 0u; i < kBatch; ++i) {
+            const float distance = distance_to(top, batch[i], inverse);
+            const ulong mass = mass_of(distance);
+            if (mass == 0ul) continue;
+            const uint bin = bin_of(distance);
+            total += mass;
+            atomic_fetch_min_explicit(slice, bin, memory_order_relaxed);
+            atomic_fetch_add_explicit(own + bin, 1u, memory_order_relaxed);
+            add_mass(own + kBins + bin, own + 2u * kBins + bin, mass);
+        }
     }
+    if (total > 0ul) add_mass(slice + 1, slice + 2, total);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    device atomic_uint* all = bins + row * 3u * kBins;
+    device atomic_uint* all = bins + row * kRowWords;
+    if (index < 3u) {
+        const uint word = atomic_load_explicit(slice + index, memory_order_relaxed);
+        atomic_store_explicit(all + kSliceWords + index * kSlices + group.x, word, memory_order_relaxed);
+    }
     for (uint bin = index; bin < kBins; bin += threads) {
         const uint count = atomic_load_explicit(own + bin, memory_order_relaxed);
         if (count == 0u) continue;
@@ -241,8 +273,7 @@ struct RowView {
 };
 
 // Mass of a token if its rank is at most `last` and min-p keeps it.
-inline ulong kept_mass(thread const RowView& row, uint token, ulong last) {
-    const float logit = row.logits[token];
+inline ulong kept_mass(thread const RowView& row, float logit, uint token, ulong last) {
     const float distance = distance_to(row.top, logit, row.inverse);
     if (distance > row.farthest || rank_of(order_key(logit), token) > last) return 0ul;
     return mass_of(distance);
@@ -262,15 +293,19 @@ inline ulong find_rank(thread const RowView& row, uint tokens, ulong mass, uint 
             atomic_store_explicit(bins + i, 0u, memory_order_relaxed);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint t = index; t < row.vocabulary; t += kThreads) {
-            const float logit = row.logits[t];
-            const ulong own = rank_of(order_key(logit), t);
-            if (shift < 40 && (own >> (shift + 10)) != rank) continue;
-            const ulong weight = mass_of(distance_to(row.top, logit, row.inverse));
-            if (weight == 0ul) continue;
-            const uint bin = uint(own >> shift) & (kBins - 1u);
-            atomic_fetch_add_explicit(bins + bin, 1u, memory_order_relaxed);
-            add_mass(bins + kBins + bin, bins + 2u * kBins + bin, weight);
+        for (uint start = index; start < row.vocabulary; start += kBatch * kThreads) {
+            float batch[kBatch];
+            load_batch(row.logits, start, kThreads, row.vocabulary, batch);
+#pragma clang loop unroll(full)
+            for (uint i = 0u; i < kBatch; ++i) {
+                const ulong own = rank_of(order_key(batch[i]), start + i * kThreads);
+                if (shift < 40 && (own >> (shift + 10)) != rank) continue;
+                const ulong weight = mass_of(distance_to(row.top, batch[i], row.inverse));
+                if (weight == 0ul) continue;
+                const uint bin = uint(own >> shift) & (kBins - 1u);
+                atomic_fetch_add_explicit(bins + bin, 1u, memory_order_relaxed);
+                add_mass(bins + kBins + bin, bins + 2u * kBins + bin, weight);
+            }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         ulong count[2];
@@ -309,26 +344,34 @@ inline ulong find_rank(thread const RowView& row, uint tokens, ulong mass, uint 
     return rank;
 }
 
-// The token that 64 random bits choose among those of rank up to `last` that min-p keeps.
-inline uint draw_from_row(thread const RowView& row, ulong last, ulong random, uint index, uint simdgroup,
-                          uint lane, threadgroup ulong* totals, threadgroup ulong* found) {
+// The token of [begin, end) that 64 random bits choose among those of rank up to `last` that min-p keeps.
+// Where the mass of the whole row is known, and that of the tokens before `begin`, the range is one that they
+// chose.
+inline uint draw_from(thread const RowView& row, uint begin, uint end, ulong last, ulong random, ulong known,
+                      ulong skipped, uint index, uint simdgroup, uint lane, threadgroup ulong* totals,
+                      threadgroup ulong* found) {
     ulong own = 0ul;
-    for (uint t = index; t < row.vocabulary; t += kThreads) own += kept_mass(row, t, last);
-    ulong end = running_sum(own, simdgroup, lane, totals);
-    if (index == kThreads - 1u) found[0] = end;
+    for (uint start = begin + index; start < end; start += kBatch * kThreads) {
+        float batch[kBatch];
+        load_batch(row.logits, start, kThreads, end, batch);
+#pragma clang loop unroll(full)
+        for (uint i = 0u; i < kBatch; ++i) own += kept_mass(row, batch[i], start + i * kThreads, last);
+    }
+    ulong sum = running_sum(own, simdgroup, lane, totals);
+    if (index == kThreads - 1u) found[0] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    ulong wanted = part_of(found[0], random);
-    if (end - own <= wanted && wanted < end) {
+    ulong wanted = part_of(known > 0ul ? known : found[0], random) - skipped;
+    if (sum - own <= wanted && wanted < sum) {
         found[1] = ulong(index);
-        found[2] = wanted - (end - own);
+        found[2] = wanted - (sum - own);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // The chosen thread's tokens, one each.
-    const uint token = uint(found[1]) + kThreads * index;
+    const uint token = begin + uint(found[1]) + kThreads * index;
     wanted = found[2];
-    own = token < row.vocabulary ? kept_mass(row, token, last) : 0ul;
-    end = running_sum(own, simdgroup, lane, totals);
-    if (end - own <= wanted && wanted < end) found[0] = ulong(token);
+    own = token < end ? kept_mass(row, row.logits[token], token, last) : 0ul;
+    sum = running_sum(own, simdgroup, lane, totals);
+    if (sum - own <= wanted && wanted < sum) found[0] = ulong(token);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     return uint(found[0]);
 }
@@ -369,7 +412,8 @@ inline uint draw_from_row(thread const RowView& row, ulong last, ulong random, u
         // The last bin that matters, and the tokens to its end. Bins are left empty for the next step.
         ulong count[2];
         ulong weight[2];
-        device uint* row_bins = bins + row * 3u * kBins;
+        device uint* row_bins = bins + row * kRowWords;
+        device const uint* slices = row_bins + kSliceWords;
 #pragma clang loop unroll(full)
         for (int i = 0; i < 2; ++i) {
             device uint* bin = row_bins + 2u * index + uint(i);
@@ -416,12 +460,27 @@ inline uint draw_from_row(thread const RowView& row, ulong last, ulong random, u
             for (uint i = index; i < room; i += kThreads) list[i] = uint2(0u, 0xffffffffu);
             if (index == 0u) atomic_store_explicit(&limit, 0u, memory_order_relaxed);
             threadgroup_barrier(mem_flags::mem_threadgroup);
-            for (uint t = index; t < shape.vocabulary; t += kThreads) {
-                const float logit = view.logits[t];
-                const float distance = distance_to(view.top, logit, view.inverse);
-                if (bin_of(distance) <= last_bin && mass_of(distance) > 0ul) {
-                    const uint place = atomic_fetch_add_explicit(&limit, 1u, memory_order_relaxed);
-                    if (place < room) list[place] = uint2(order_key(logit), t);
+            // Slices with tokens to collect, a bit each.
+            const uint2 found_in =
+                uint2(simd_or(lane * kSlice < shape.vocabulary && slices[lane] <= last_bin ? 1u << lane : 0u),
+                      simd_or((lane + 32u) * kSlice < shape.vocabulary && slices[lane + 32u] <= last_bin
+                                  ? 1u << lane
+                                  : 0u));
+            for (uint slice = 0u; slice < kSlices; ++slice) {
+                if (((slice < 32u ? found_in.x : found_in.y) >> (slice % 32u) & 1u) == 0u) continue;
+                const uint begin = slice * kSlice;
+                float batch[kBatch];
+                const uint end = min(begin + kSlice, shape.vocabulary);
+                load_batch(view.logits, begin + index, kThreads, end, batch);
+#pragma clang loop unroll(full)
+                for (uint i = 0u; i < kBatch; ++i) {
+                    const float distance = distance_to(view.top, batch[i], view.inverse);
+                    if (bin_of(distance) <= last_bin && mass_of(distance) > 0ul) {
+                        const uint place = atomic_fetch_add_explicit(&limit, 1u, memory_order_relaxed);
+                        if (place < room) {
+                            list[place] = uint2(order_key(batch[i]), begin + index + i * kThreads);
+                        }
+                    }
                 }
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -491,7 +550,31 @@ inline uint draw_from_row(thread const RowView& row, ulong last, ulong random, u
                 last = find_rank(view, 0u, share_of(top_p, reached), index, simdgroup, lane, counters, totals,
                                  found, reached);
             }
-            token = draw_from_row(view, last, random, index, simdgroup, lane, totals, found);
+            uint begin = 0u;
+            uint end = shape.vocabulary;
+            ulong known = 0ul;
+            ulong skipped = 0ul;
+            if (!limited && top_p >= 1.0f && min_p <= 0.0f) {
+                // The slice in which the random number falls.
+                known = all_mass;
+                const ulong wanted = part_of(all_mass, random);
+                const bool present = index < kSlices && index * kSlice < shape.vocabulary;
+                const uint slice = present ? index : 0u;
+                const ulong mass =
+                    present ? (ulong(slices[2u * kSlices + slice]) << 32) + ulong(slices[kSlices + slice])
+                            : 0ul;
+                const ulong sum = running_sum(mass, simdgroup, lane, totals);
+                if (sum - mass <= wanted && wanted < sum) {
+                    found[0] = ulong(slice * kSlice);
+                    found[1] = sum - mass;
+                }
+                threadgroup_barrier(mem_flags::mem_threadgroup);
+                begin = uint(found[0]);
+                skipped = found[1];
+                end = min(begin + kSlice, shape.vocabulary);
+            }
+            token = draw_from(view, begin, end, last, random, known, skipped, index, simdgroup, lane, totals,
+                              found);
         }
     }
     if (index == 0u) {

@@ -22,7 +22,7 @@ class DraftHead(MetalModel):
         self.embedded, self.trunk = (self._floats(CAPACITY, self.model.hidden) for _ in range(2))
 
     def draft(self, tokens: Array, hidden: Array | None, rows: int) -> Array:
-        """Logits after `tokens`, each following a `hidden` row of the trunk; None: the last draft's own row."""
+        """Logits after tokens that each follow a `hidden` row; None takes the last draft's own."""
         m, w, h = self.model, self.fc, self.model.hidden
         self.tokens.array(np.uint32)[:rows] = tokens
         self.positions.array(np.uint32)[:rows] = self.position + np.arange(rows)

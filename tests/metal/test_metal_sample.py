@@ -11,7 +11,7 @@ import pytest
 from metal_reference import METAL, Array, on_every_seed, quantised, run, structure
 from numpy.typing import NDArray
 
-BINS = 1024
+BINS, SLICES = 1024, 64
 PENALTIES, BIAS, MASK = 1, 2, 4
 
 
@@ -72,7 +72,7 @@ class Drawing:
         self.logits, self.best = sim.buffer(logits, "logits"), sim.buffer(best, "best")
         packed = np.frombuffer(b"".join(option.structure() for option in options), np.uint8)
         self.settings = sim.buffer(packed, "options")
-        self.bins = sim.buffer(np.zeros((rows, 3, BINS), np.uint32), "bins")
+        self.bins = sim.buffer(np.zeros((rows, 3 * (BINS + SLICES)), np.uint32), "bins")
         self.tokens, self.keys = sim.buffer(4 * rows, "tokens"), sim.buffer(4 * rows, "keys")
         self.positions = sim.buffer(np.zeros(rows, np.uint32), "positions")
         self.sequences = sim.buffer(np.arange(rows, dtype=np.uint32), "sequences")
@@ -114,6 +114,10 @@ class Drawing:
                 "group": 512,
             },
         ]
+
+    def left_bins(self) -> NDArray[np.uint32]:
+        """What a step leaves in its bins."""
+        return self.bins.array(np.uint32, (len(self.options), 3 * (BINS + SLICES)))[:, : 3 * BINS]
 
     def draw(self, positions: Any = 0) -> NDArray[np.uint32]:
         """Tokens of a step at these positions."""
@@ -224,7 +228,7 @@ def test_a_row_draws_the_token_that_its_random_number_names(
         assert found.tolist() == wanted
     assert drawing.positions.array(np.uint32).tolist() == [70_001] * len(SETTINGS)
     assert drawing.keys.array(np.uint32).tolist() == order_keys(logits.max(1)).tolist()
-    assert not drawing.bins.array(np.uint32).any(), "bins aren't empty for the next step"
+    assert not drawing.left_bins().any(), "bins aren't empty for the next step"
 
 
 def test_a_draw_depends_on_seed_and_position_alone(sim: Any, kernels: Any, rng: Any) -> None:
@@ -264,7 +268,7 @@ def test_nan_shows_in_the_key_and_no_allowed_token_too(sim: Any, kernels: Any) -
     assert drawing.keys.array(np.uint32)[:2].tolist() == [0xFFFFFFFF, 0x007FFFFF]
     assert found[0] == 77
     assert found[2] < 5
-    assert not drawing.bins.array(np.uint32).any()
+    assert not drawing.left_bins().any()
 
 
 def chi_square(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> float:
@@ -372,6 +376,34 @@ def test_head_and_draw_are_one_pass(sim: Any, kernels: Any, rng: Any) -> None:
     logits = drawing.logits.array(np.float32, (3, 333))
     wanted = [expected_token(row, o, 0) for row, o in zip(logits[[0, 2]], options[::2], strict=True)]
     assert drawing.tokens.array(np.uint32).tolist() == [wanted[0], logits[1].argmax(), wanted[1]]
+
+
+@pytest.mark.parametrize(
+    ("option", "vocabulary"),
+    [
+        (Options(), 8191),  # a token less than two slices
+        (Options(temperature=0.3), 8193),
+        (Options(top_k=30), 8193),
+        (Options(top_p=0.2, temperature=0.5), 12_288),
+    ],
+    ids=str,
+)
+def test_several_slices(sim: Any, kernels: Any, rng: Any, option: Options, vocabulary: int) -> None:
+    """The best tokens lie in the last slice; without a cut draws fall in each of them in proportion."""
+    logits = rng.standard_normal(vocabulary).astype(np.float32)
+    logits[-20:] += 2
+    options = [Options(**(vars(option) | {"seed": seed})) for seed in range(12)]
+    drawing = Drawing(sim, kernels("sample"), logits, options)
+    found = on_every_seed(sim, drawing.draw)
+    order, probabilities = distribution(logits, option)
+    if len(order) <= 1024:
+        assert found.tolist() == [expected_token(logits, o, 0) for o in options]
+        return
+    of_token = np.zeros(vocabulary)
+    of_token[order] = probabilities
+    shares = np.add.reduceat(of_token, np.arange(0, vocabulary, 4096))
+    drawn = [int(np.searchsorted(np.cumsum(shares), uniform(o, 0), side="right")) for o in options]
+    assert (found // 4096).tolist() == drawn
 
 
 @pytest.mark.slow
