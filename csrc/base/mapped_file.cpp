@@ -34,6 +34,13 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
+void MappedFile::prefer_large_pages() const {
+#if defined(MADV_HUGEPAGE)
+    // Only advice: a kernel or file system without them says no, and pages are then small.
+    ::madvise(const_cast<std::byte*>(data_), size_, MADV_HUGEPAGE);
+#endif
+}
+
 MappedFile::~MappedFile() {
     if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }

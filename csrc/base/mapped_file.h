@@ -19,6 +19,10 @@ class MappedFile {
     std::span<const std::byte> bytes() const { return {data_, size_}; }
     const std::string& path() const { return path_; }
 
+    // Asks for large pages, read from disk and mapped as a whole, where the system has them. For files that
+    // stay in memory: one that doesn't fit would be read in larger pieces than are used.
+    void prefer_large_pages() const;
+
   private:
     std::string path_;
     const std::byte* data_ = nullptr;

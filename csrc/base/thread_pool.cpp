@@ -1,5 +1,7 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -19,7 +21,7 @@ inline void pause_cpu() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads, bool spin) : spins_(spin ? kSpins : 0) {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -38,7 +40,7 @@ void ThreadPool::dispatch() {
     drain(0);
     int spins = 0;
     for (int left; (left = running_.load(std::memory_order_acquire)) != 0;) {
-        if (++spins < kSpins) {
+        if (++spins < spins_) {
             pause_cpu();
         } else {
             running_.wait(left, std::memory_order_acquire);
@@ -46,13 +48,24 @@ void ThreadPool::dispatch() {
     }
 }
 
-void ThreadPool::drain(int thread) {
-    const Region& region = region_;
+// A quarter of a thread's equal share of what is left, in whole units: a thread on a busy core holds two
+// pieces and must not end last for it.
+ThreadPool::Claim ThreadPool::claim() {
+    int64_t begin = next_.load(std::memory_order_relaxed);
     for (;;) {
-        const int64_t begin = next_.fetch_add(region.grain, std::memory_order_relaxed);
-        if (begin >= region.items) return;
-        const int64_t end = begin + region.grain;
-        region.call(region.context, begin, end < region.items ? end : region.items, thread);
+        const int64_t left = region_.items - begin;
+        if (left <= 0) return {region_.items, region_.items};
+        const int64_t units = std::max<int64_t>(1, left / (4 * threads() * region_.unit));
+        const int64_t end = std::min(begin + units * region_.unit, region_.items);
+        if (next_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
+    }
+}
+
+void ThreadPool::drain(int thread) {
+    for (Claim now = claim(); now.begin < region_.items;) {
+        const Claim after = claim();
+        region_.call(region_.context, {now.begin, now.end, after.begin, thread});
+        now = after;
     }
 }
 
@@ -62,7 +75,7 @@ void ThreadPool::work(int thread) {
         int spins = 0;
         uint32_t now;
         while ((now = epoch_.load(std::memory_order_acquire)) == seen) {
-            if (++spins < kSpins) {
+            if (++spins < spins_) {
                 pause_cpu();
             } else {
                 epoch_.wait(seen, std::memory_order_acquire);

@@ -85,10 +85,15 @@ std::unique_ptr<Model> make_model(const nb::dict& config, std::shared_ptr<Weight
     ModelOptions options;
     options.backend = backend;
     options.backend_options = {threads, ablate};
-    if (kv_dtype != "bfloat16" && kv_dtype != "float32") {
-        throw InvalidArgument("kv_dtype must be 'bfloat16' or 'float32', got '" + kv_dtype + "'");
+    if (kv_dtype != "bfloat16" && kv_dtype != "float32" && kv_dtype != "int8") {
+        throw InvalidArgument("kv_dtype must be 'bfloat16', 'float32' or 'int8', got '" + kv_dtype + "'");
     }
-    options.kv_dtype = kv_dtype == "bfloat16" ? KvDtype::bf16 : KvDtype::f32;
+    if (kv_dtype == "int8" && backend != "cpu") {
+        throw InvalidArgument("kv_dtype 'int8' works on the CPU backend only, not on '" + backend + "'");
+    }
+    options.kv_dtype = kv_dtype == "bfloat16"  ? KvDtype::bf16
+                       : kv_dtype == "float32" ? KvDtype::f32
+                                               : KvDtype::int8;
     options.chunk = chunk;
     const ModelConfig parsed = parse_config(config);
     const nb::gil_scoped_release release;

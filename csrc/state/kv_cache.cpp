@@ -26,10 +26,19 @@ void KvCache::truncate(int64_t length) {
 }
 
 std::pair<std::vector<float>, std::vector<float>> KvCache::read(int64_t layer, int64_t length) const {
-    const auto decode = [&](const std::byte* plane, int64_t index) {
-        if (layout_.dtype == KvDtype::bf16)
-            return bf16_to_float(reinterpret_cast<const uint16_t*>(plane)[index]);
-        return reinterpret_cast<const float*>(plane)[index];
+    // Number `d` of the key or value in `slot`, which lies at `index`.
+    const auto decode = [&](const std::byte* plane, int64_t index, int64_t d, int64_t slot) {
+        switch (layout_.dtype) {
+            case KvDtype::bf16:
+                return bf16_to_float(reinterpret_cast<const uint16_t*>(plane)[index]);
+            case KvDtype::f32:
+                return reinterpret_cast<const float*>(plane)[index];
+            case KvDtype::int8:
+                break;
+        }
+        const auto* scales = reinterpret_cast<const float*>(plane + layout_.numbers_bytes());
+        return static_cast<float>(reinterpret_cast<const int8_t*>(plane)[index]) *
+               scales[d / kScaleDims * kPageTokens + slot];
     };
     std::pair<std::vector<float>, std::vector<float>> result;
     for (int64_t i = 0; i < length; ++i) {
@@ -38,9 +47,9 @@ std::pair<std::vector<float>, std::vector<float>> KvCache::read(int64_t layer, i
             const std::byte* base = page(i / kPageTokens);
             for (int64_t d = 0; d < layout_.head_dim; ++d) {
                 result.first.push_back(
-                    decode(base + layout_.keys_offset(layer, head), d * kPageTokens + slot));
+                    decode(base + layout_.keys_offset(layer, head), d * kPageTokens + slot, d, slot));
                 result.second.push_back(
-                    decode(base + layout_.values_offset(layer, head), slot * layout_.head_dim + d));
+                    decode(base + layout_.values_offset(layer, head), slot * layout_.head_dim + d, d, slot));
             }
         }
     }

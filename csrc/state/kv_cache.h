@@ -2,7 +2,9 @@
 //
 // A page holds its tokens for every attention layer, so that sharing and copying work on one object.
 // Layout per layer and KV head: keys transposed [head_dim, kPageTokens] (neighbouring keys are neighbours),
-// then values [kPageTokens, head_dim]. Shared pages are immutable; a writer copies first.
+// then values [kPageTokens, head_dim]. Bytes are followed by their scales, fp32 [scale blocks, kPageTokens],
+// in the keys' plane and in the values': number = byte * scale. Shared pages are immutable; a writer copies
+// first.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,9 @@ namespace lily {
 
 constexpr int64_t kPageTokens = 64;
 
-enum class KvDtype : uint8_t { bf16, f32 };
+constexpr int64_t kScaleDims = 64;  // numbers of a key or a value that share a scale
+
+enum class KvDtype : uint8_t { bf16, f32, int8 };
 
 struct KvLayout {
     int64_t layers = 0;
@@ -26,8 +30,13 @@ struct KvLayout {
     uint64_t owner = 0;  // the model whose states these are
     std::shared_ptr<StateMemory> memory = heap_memory();
 
-    int64_t element_bytes() const { return dtype == KvDtype::bf16 ? 2 : 4; }
-    int64_t plane_bytes() const { return kPageTokens * head_dim * element_bytes(); }  // keys of one head
+    int64_t element_bytes() const { return dtype == KvDtype::int8 ? 1 : dtype == KvDtype::bf16 ? 2 : 4; }
+    int64_t scale_blocks() const {
+        return dtype == KvDtype::int8 ? (head_dim + kScaleDims - 1) / kScaleDims : 0;
+    }
+    int64_t numbers_bytes() const { return kPageTokens * head_dim * element_bytes(); }
+    // Keys of one head, or its values, with their scales.
+    int64_t plane_bytes() const { return numbers_bytes() + scale_blocks() * kPageTokens * 4; }
     int64_t page_bytes() const { return layers * kv_heads * 2 * plane_bytes(); }
     int64_t keys_offset(int64_t layer, int64_t head) const {
         return (layer * kv_heads + head) * 2 * plane_bytes();

@@ -1,5 +1,7 @@
 #include "weights/weight_store.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -51,13 +53,20 @@ float read_float(const std::byte* data, Dtype dtype, int64_t index) {
     return dtype == Dtype::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
+size_t physical_memory() {
+    return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
 bool is_float(Dtype dtype) { return dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16; }
 
 }  // namespace
 
 WeightStore::WeightStore(const std::vector<std::string>& paths) {
     files_.reserve(paths.size());
-    for (const auto& path : paths) files_.emplace_back(path);
+    size_t bytes = 0;
+    for (const auto& path : paths) bytes += files_.emplace_back(path).bytes().size();
+    if (bytes > physical_memory()) return;
+    for (const MappedFile& file : files_) file.prefer_large_pages();
 }
 
 const std::byte* WeightStore::locate(const std::string& label, const TensorLocation& location) const {

@@ -42,6 +42,7 @@ logger = logging.getLogger("lily")
 Message = Mapping[str, Any]
 
 BACKENDS = ("auto", "cpu", "metal")
+KV_DTYPES = ("bfloat16", "float32", "int8")
 DEFAULT_SNAPSHOT_INTERVAL = 4096
 """Tokens between snapshots: for the 35B model, one costs as much memory as 3,100 tokens do."""
 _CACHE_SHARE = 8
@@ -94,7 +95,8 @@ class Engine:
             threads: None for one per core.
             revision: branch, tag or commit of a repository.
             progress: show download bars; None shows them where a person watches.
-            kv_dtype: of stored keys and values, ``"bfloat16"`` or ``"float32"``.
+            kv_dtype: of stored keys and values: ``"bfloat16"``, ``"float32"``, or ``"int8"`` for half the
+                memory at a small loss of accuracy (CPU backend only; docs/numerics.md).
             ablate: names of optimisations to switch off, for measurements.
             cache_bytes: budget of stored states; None for an eighth of the machine's memory, 0 for none.
             snapshot_interval: tokens between snapshots on long ways; 0 for those at turns only.
@@ -110,8 +112,8 @@ class Engine:
         """
         if backend not in BACKENDS:
             raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        if kv_dtype not in ("bfloat16", "float32"):
-            raise InvalidArgumentError(f"kv_dtype must be 'bfloat16' or 'float32', got {kv_dtype!r}")
+        if kv_dtype not in KV_DTYPES:
+            raise InvalidArgumentError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
         workers = 0 if threads is None else integer("threads", threads, 1, 1024)
         limit = None if memory_limit is None else parse_size("memory_limit", memory_limit)
         if cache_bytes is None:

@@ -51,7 +51,7 @@ def load_model(
 
     Args:
         threads: 0 for one per core.
-        kv_dtype: ``"bfloat16"`` or ``"float32"``.
+        kv_dtype: ``"bfloat16"``, ``"float32"`` or, on the CPU, ``"int8"``.
         ablate: optimisations to switch off.
         chunk: prompt tokens computed together.
         max_context: positions a sequence may hold; None for the checkpoint's own limit.

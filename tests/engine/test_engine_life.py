@@ -51,7 +51,7 @@ def test_info_gives_sizes(engine: lily_py.Engine, folder: Path) -> None:
     ("options", "message"),
     [
         ({"backend": "cuda"}, "backend must be one of auto, cpu, metal, got 'cuda'"),
-        ({"kv_dtype": "int4"}, "kv_dtype must be 'bfloat16' or 'float32', got 'int4'"),
+        ({"kv_dtype": "int4"}, "kv_dtype must be one of bfloat16, float32, int8, got 'int4'"),
         ({"threads": 0}, "threads must be between 1 and 1024, got 0"),
         ({"threads": 1.5}, "threads must be a whole number"),
         ({"max_context": 0}, "max_context must be between 1 and 4096, got 0"),

@@ -91,7 +91,7 @@ def test_every_instruction_set_gives_the_same_bits(
 
 
 # One row more or less than every boundary at which a kernel changes its way: attention pages of 64 and spans
-# of 1024 positions, gates of the delta rule in blocks of 256 rows, 8 rows for a product, 4 for attention.
+# of 1024 positions, gates of the delta rule in blocks of 256 rows, 8 rows for a product and for attention.
 LENGTHS = [63, 64, 65, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
 
 
@@ -120,6 +120,49 @@ def test_a_prompt_then_decoding_is_the_same_as_decoding_all_of_it(
     decoded = [feed(model, sequence, ids[i : i + 1]) for i in range(length, length + 3)]
     np.testing.assert_array_equal(np.concatenate([prompt, *decoded]), expected[: length + 3])
     assert state_bytes(sequence, attention_of("interval2")) == states[length]
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 2049])
+def test_attention_shared_out_by_spans_of_keys_gives_the_same_bits(tiny: Tiny, length: int) -> None:
+    """Spans of 1,024 keys, one more or less than whole ones; few rows are split by spans, many are not."""
+    path, ids = tiny("interval2", "mlx-4bit-g64"), ids_of(SHAPES["interval2"].vocab, length + 12)
+    outcomes = []
+    for threads, ablate in ((1, ("attention_spans",)), (1, ()), (2, ()), (5, ())):
+        model = model_of(path, kv_dtype="bfloat16", threads=threads, ablate=ablate)
+        sequence = model.new_sequence()
+        model.forward(sequence, ids[:length])
+        few = [feed(model, sequence, ids[length + i : length + i + 1]) for i in range(3)]
+        few.append(feed(model, sequence, ids[length + 3 :]))
+        outcomes.append((np.concatenate(few), state_bytes(sequence, attention_of("interval2"))))
+    for other in outcomes[1:]:
+        assert_same(outcomes[0], other, "spans")
+
+
+SWITCHES = [
+    "byte_dot",
+    "expanded_panels",
+    "expert_groups",
+    "attention_vectors",
+    "attention_spans",
+    "prefetch",
+]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("name", ["moe", "thin"])
+def test_switching_an_optimisation_off_changes_no_bit(tiny: Tiny, name: str, switch: str) -> None:
+    path, ids, attention = tiny(ALL_SHAPES[name], "mlx-4bit-g64"), ids_of(200, 40), attention_of(name)
+    expected = outcome(path, ids, attention, chunk=40)
+    for chunk in (1, 40):
+        assert_same(expected, outcome(path, ids, attention, chunk=chunk, threads=2, ablate=(switch,)), switch)
+
+
+def test_a_busy_pool_of_sleeping_threads_finishes_every_step(tiny: Tiny) -> None:
+    """More threads than cores, none of which spins: each region has to wake them."""
+    path = tiny("moe", "mlx-4bit-g64")
+    ids = ids_of(SHAPES["moe"].vocab, 30)
+    expected = outcome(path, ids, attention_of("moe"), chunk=1, threads=1)
+    assert_same(expected, outcome(path, ids, attention_of("moe"), chunk=1, threads=9, ablate=("spin",)), "9")
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 7, 8, 9, 12, 16])

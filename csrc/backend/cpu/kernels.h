@@ -41,6 +41,12 @@ struct RowsView {
     }
 };
 
+// Where a panel lies; without a weight, nowhere.
+struct PanelPlace {
+    const Matrix* weight = nullptr;
+    int64_t row = 0;
+};
+
 // out[i][0 .. panel) = W[first_row .. first_row + panel) x[row_index[i]], i < count. The bits of a result
 // depend on its weight row and its activation row only.
 struct MatrixTask {
@@ -52,7 +58,10 @@ struct MatrixTask {
     int64_t count;
     float* out;  // row i at out + i * out_stride
     int64_t out_stride;
-    float* scratch;  // matrix_scratch_floats(cols) floats
+    float* scratch;        // matrix_scratch_floats(cols) floats
+    bool prefetch = true;  // ask for the next panel while one is read
+    bool expand = true;    // for many rows, expand panels once into cache
+    PanelPlace after;      // what this thread reads after the task
 };
 
 struct DeltaTask {
@@ -61,22 +70,30 @@ struct DeltaTask {
     const float* mixed;      // [rows, channels] after convolution and SiLU, q and k of unit length
     const float* projected;  // [rows, projected]
     int64_t rows;
-    float* state;  // [key_dim, value_dim] of this head
-    float* out;    // [rows, values]
+    float* state;    // [key_dim, value_dim] of this head
+    float* out;      // [rows, values]
+    float* scratch;  // delta_scratch_floats(shape) floats
 };
 
+inline int64_t delta_scratch_floats(const DeltaShape& shape) { return shape.key_dim * 64; }
+
+constexpr int64_t kSpanTokens = 1024;  // keys whose softmax starts afresh
+
+// Some rows and the query heads of one KV head. Partial results of a row and head: attention_floats(shape)
+// floats, which hold the weighted sum of the values, the largest score and the sum of the weights.
 struct AttentionTask {
     const AttentionShape* shape;
     const KvCache* cache;
     int64_t layer;
     int64_t kv_head;
-    const float* projected;  // first row of the task
-    int64_t stride;          // between rows of projected
+    int64_t first_row;
+    const float* projected;  // of row 0, as are outputs
     int64_t rows;
-    int64_t position;  // of the first row
-    float* out;        // [rows, queries]
-    int64_t out_stride;
-    float* scratch;  // attention_scratch_floats(shape) floats
+    int64_t position;  // of first_row
+    bool prefetch;     // ask for the next page while one is read
+    int64_t group() const { return shape->heads / shape->kv_heads; }
+    int64_t visible(int64_t row) const { return position + row + 1; }  // keys that its row `row` attends to
+    int64_t spans() const { return (visible(rows - 1) + kSpanTokens - 1) / kSpanTokens; }
 };
 
 struct Kernels {
@@ -94,15 +111,24 @@ struct Kernels {
                      int64_t begin, int64_t end, float* mixed);
     void (*normalize_heads)(const DeltaRule& op, float* mixed_row);
     void (*delta_rule)(const DeltaTask& task);
-    void (*rotary_append)(const RotaryAppend& op, float* projected_row, int64_t position, KvCache& cache);
-    int64_t (*attention_scratch_floats)(const AttentionShape& shape);
-    void (*attend)(const AttentionTask& task);
+    // Cosines, then sines of the row's position, rotary_dim / 2 each.
+    void (*rotary_append)(const RotaryAppend& op, float* projected_row, const float* angles, int64_t position,
+                          KvCache& cache);
+    int64_t (*attention_scratch_floats)(const AttentionShape& shape, int64_t rows);
+    // partials [rows, group, attention_floats] of the keys in span `span`; rows that see none are left alone.
+    void (*attend_span)(const AttentionTask& task, int64_t span, float* partials, float* scratch);
+    // The same joined to those of the spans before; span 0 begins.
+    void (*join_span)(const AttentionTask& task, int64_t span, const float* partials, float* joined);
+    // Joined partials divided and gated, to the task's rows of out.
+    void (*finish_attention)(const AttentionTask& task, const float* joined, float* out);
     void (*swiglu)(const float* gate, const float* up, int64_t count, float* out);
     void (*add_scaled)(const float* x, float scale, int64_t count, float* out);  // out = fma(x, scale, out)
 };
 
-// The best table this machine can run; `name` forces one ("avx512vnni", "avxvnni", "avx2", "generic"); null
-// if it can't.
+inline int64_t attention_floats(const AttentionShape& shape) { return shape.head_dim + 16; }
+
+// The best table this machine can run; `name` forces one ("avx512vnni", "avxvnni", "avx2", "neon",
+// "generic"); null if it can't.
 const Kernels* find_kernels(const std::string& name);
 
 }  // namespace lily::cpu

@@ -32,7 +32,8 @@ void route_row(const ExpertShape& shape, const float* logits, float* routing) {
     if (shape.shared_width > 0) routing[2 * k] = 1.0f / (1.0f + std::exp(-logits[shape.experts]));
 }
 
-void ExpertGroups::build(const ExpertShape& shape, const float* routing, int64_t stride, int64_t rows) {
+void ExpertGroups::build(const ExpertShape& shape, const float* routing, int64_t stride, int64_t rows,
+                         bool together) {
     const int64_t slots = shape.slots();
     const int64_t groups = shape.experts + (slots > shape.top_k ? 1 : 0);
     const auto group_of = [&](int64_t row, int64_t slot) {
@@ -56,7 +57,8 @@ void ExpertGroups::build(const ExpertShape& shape, const float* routing, int64_t
     for (int64_t g = 0; g < groups; ++g) {
         const auto begin = static_cast<size_t>(counts_[static_cast<size_t>(g)]);
         const int64_t count = counts_[static_cast<size_t>(g + 1)] - static_cast<int64_t>(begin);
-        if (count > 0) loads_.push_back({g, pairs_.data() + begin, count});
+        const int64_t size = together ? count : 1;
+        for (int64_t i = 0; i < count; i += size) loads_.push_back({g, pairs_.data() + begin + i, size});
     }
 }
 

@@ -29,10 +29,10 @@ struct ExpertLoad {
     int64_t count;
 };
 
-// Counting sort of a batch's pairs.
+// Counting sort of a batch's pairs; with `together` off, each pair is a load of its own.
 class ExpertGroups {
   public:
-    void build(const ExpertShape& shape, const float* routing, int64_t stride, int64_t rows);
+    void build(const ExpertShape& shape, const float* routing, int64_t stride, int64_t rows, bool together);
     const std::vector<ExpertLoad>& loads() const { return loads_; }
 
   private:

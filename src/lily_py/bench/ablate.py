@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,17 +10,29 @@ from typing import Any
 from lily_py.bench.arms import ArmResult, Say, lily_arm, run_rounds
 from lily_py.bench.workload import Phase, Workload
 
-ABLATIONS = {
-    "integer_dot": "integer dot products on the stored codes (without: codes are expanded to fp32)",
-    "byte_dot": "byte dot products for one row (without: the route of several rows)",
+_INSTRUCTION_SETS = {
     "avx512vnni": "the AVX-512 VNNI kernels (without: the next smaller instruction set)",
     "avxvnni": "the AVX-VNNI kernels, for machines without AVX-512",
     "avx2": "the AVX2 kernels, for machines without either",
 }
-"""What the CPU backend can switch off alone."""
+_ARM_INSTRUCTION_SETS = {"neon": "the Neon kernels with dot products (without: plain C++)"}
+_HERE = _ARM_INSTRUCTION_SETS if platform.machine() in ("aarch64", "arm64") else _INSTRUCTION_SETS
 
-INSTRUCTION_SETS = ("avx512vnni", "avxvnni", "avx2")
-"""Best first: each runs only where those before it don't."""
+INSTRUCTION_SETS = tuple(_HERE)
+"""Of this kind of machine, best first: each runs only where those before it don't."""
+
+ABLATIONS = {
+    "integer_dot": "integer dot products on the stored codes (without: codes are expanded to fp32)",
+    "byte_dot": "byte dot products for one or two rows (without: the route of more rows)",
+    "expanded_panels": "panels expanded once into cache for many rows (without: again for every eight rows)",
+    "expert_groups": "rows of the same expert computed together (without: each on its own)",
+    "attention_vectors": "attention in the machine's instruction set (without: plain C++)",
+    "attention_spans": "attention of few rows shared out by spans of keys (without: by KV heads)",
+    "prefetch": "the next weights, keys and values asked for ahead",
+    "spin": "threads wait a moment before they sleep",
+    **_HERE,
+}
+"""What the CPU backend can switch off alone."""
 
 
 @dataclass

@@ -229,9 +229,8 @@ def _run(options: argparse.Namespace) -> int:
         ),
         _say,
     )
-    print(tables.comparison_table(result), "", tables.settings_table(result), sep="\n")
-    print("", *tables.limits_lines(result), *result.notes, sep="\n")
-    _save(result, options)
+    both = (tables.comparison_table(result), "", tables.settings_table(result), "")
+    _finish(options, result, *both, *tables.limits_lines(result), *result.notes)
     changed = [context for context, found in result.digests().items() if len(found) > 1]
     if changed:
         shown = ", ".join(map(str, changed))
@@ -249,9 +248,7 @@ def _roofline(options: argparse.Namespace) -> int:
     }
     values, _ = run_worker("lily_py.bench.roofline_worker", request, priority=options.priority)
     result = Roofline.from_json(values)
-    print(tables.roofline_table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, tables.roofline_table(result))
 
 
 def _rows(options: argparse.Namespace) -> int:
@@ -263,9 +260,7 @@ def _rows(options: argparse.Namespace) -> int:
         repeats=options.repeats,
         say=_say,
     )
-    print(tables.rows_table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, tables.rows_table(result))
 
 
 def _concurrent(options: argparse.Namespace) -> int:
@@ -278,16 +273,12 @@ def _concurrent(options: argparse.Namespace) -> int:
         repeats=options.repeats,
         say=_say,
     )
-    print(tables.concurrency_table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, tables.concurrency_table(result))
 
 
 def _measure(command: Command, options: argparse.Namespace) -> int:
     result = command.measure(options, _say)
-    print(command.table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, command.table(result))
 
 
 def _estimate(options: argparse.Namespace) -> int:
@@ -307,9 +298,7 @@ def _ablate(options: argparse.Namespace) -> int:
         priority=options.priority,
         say=_say,
     )
-    print(tables.ablation_table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, tables.ablation_table(result))
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -322,9 +311,7 @@ def _start(options: argparse.Namespace) -> int:
         priority=options.priority,
         say=_say,
     )
-    print(tables.start_table(result))
-    _save(result, options)
-    return 0
+    return _finish(options, result, tables.start_table(result))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -338,10 +325,13 @@ def _workload(options: argparse.Namespace) -> Workload:
     return Workload(options.checkpoint, options.contexts, options.decode, options.threads)
 
 
-def _save(result: records.Result, options: argparse.Namespace) -> None:
+def _finish(options: argparse.Namespace, result: records.Result, *lines: str) -> int:
+    """Print a result and save it if that was asked for; returns the exit status."""
+    print(*lines, sep="\n")
     if options.save is not None:
         for path in records.save(result, options.save, _shown_command(options), options.name, _say):
             print(path)
+    return 0
 
 
 def _shown_command(options: argparse.Namespace) -> str:

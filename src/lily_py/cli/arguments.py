@@ -8,7 +8,7 @@ from typing import Any
 
 from lily_py import __version__
 from lily_py.cli import chat, generate, info, tokens
-from lily_py.engine import BACKENDS
+from lily_py.engine import BACKENDS, KV_DTYPES
 
 _DESCRIPTION = """\
 Runs Qwen3.5/3.6 hybrid mixture-of-experts models on this machine.
@@ -198,5 +198,7 @@ def _add_loading(parser: argparse.ArgumentParser) -> None:
     _add_source(group)
     group.add_argument("--backend", choices=BACKENDS, default="auto", help="what computes (default: auto)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: one per core")
+    about = "of stored keys and values; int8 takes half the memory (default: bfloat16)"
+    group.add_argument("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help=about)
     group.add_argument("--max-context", type=int, metavar="N", help="most tokens of a conversation")
     group.add_argument("--memory-limit", metavar="SIZE", help="for weights and conversations, such as 24GB")

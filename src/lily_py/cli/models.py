@@ -22,6 +22,7 @@ def load_engine(options: argparse.Namespace) -> Engine:
         max_context=options.max_context,
         memory_limit=options.memory_limit,
         threads=options.threads,
+        kv_dtype=options.kv_dtype,
         revision=options.revision,
     )
 

@@ -1,7 +1,9 @@
 // Row-wise kernels: norms, quantisation of activations, SwiGLU. Bound by cache bandwidth.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "backend/cpu/kernels/simd.h"
 #include "backend/cpu/kernels/tables.h"
@@ -28,14 +30,22 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
 
 namespace {
 
-// Sixteen columns as bytes: even columns to `at` in the first two rows of 64 bytes (high, low), odd to the
-// others.
-void split_digits(const int32_t* q, int8_t* block, int64_t at) {
-    for (int i = 0; i < kLanes; ++i) {
-        const int32_t high = (q[i] + 128) >> 8;
-        int8_t* pair = block + i % 2 * 2 * kBlock + at + i / 2;
-        pair[0] = static_cast<int8_t>(high);
-        pair[kBlock] = static_cast<int8_t>(q[i] - high * 256);
+// The block's integers as bytes: even columns to the first two rows of 64 bytes (high, low), odd ones to the
+// others; this block's 32 bytes of each.
+void split_digits(const I32 q[4], int8_t* rows) {
+    int8_t high[kBlock];
+    int8_t low[kBlock];
+    for (int part = 0; part < 4; ++part) {
+        // (q + 128) >> 8 with its sign: the offset keeps the shifted number positive.
+        const I32 shifted = shift_right<8>(q[part] + I32::set(128 + (1 << 16)));
+        store_bytes(shifted, high + part * kLanes);
+        store_bytes(q[part], low + part * kLanes);
+    }
+    for (int i = 0; i < kBlock / 2; ++i) {
+        rows[i] = high[2 * i];
+        rows[kBlock + i] = low[2 * i];
+        rows[2 * kBlock + i] = high[2 * i + 1];
+        rows[3 * kBlock + i] = low[2 * i + 1];
     }
 }
 
@@ -67,26 +77,16 @@ void quantize_row(const float* x, int64_t cols, int16_t* integers, int8_t* digit
         const bool usable = sound && top > 1e-30f;
         if (sound && !usable) scales[b] = 0.0f;
         const F32 inverse = F32::set(usable ? kTop / top : 0.0f);
+        I32 q[4];
         int32_t total[4];
         for (int part = 0; part < 4; ++part) {
-            int32_t q[kLanes];
-            if (usable) {
-                round_to_int(F32::load(block + part * kLanes) * inverse).store(q);
-            } else {
-                std::fill(q, q + kLanes, 0);
-            }
-            int16_t* out = integers + b * kBlock + part * kLanes;
-            int32_t s = 0;
-            for (int run = 0; run < kLanes; run += 8) {
-                for (int i = 0; i < 4; ++i) {
-                    out[run + 2 * i] = static_cast<int16_t>(q[run + i]);
-                    out[run + 2 * i + 1] = static_cast<int16_t>(q[run + i + 4]);
-                }
-            }
-            for (const int32_t value : q) s += value;
-            if (digits) split_digits(q, digits + b / 2 * 4 * kBlock, b % 2 * 32 + part * 8);
-            total[part] = s;
+            q[part] = usable ? round_to_int(F32::load(block + part * kLanes) * inverse) : I32::zero();
+            store_pairs(q[part], integers + b * kBlock + part * kLanes);
+            int32_t lanes[kLanes];
+            q[part].store(lanes);
+            total[part] = std::accumulate(lanes, lanes + kLanes, 0);
         }
+        if (digits) split_digits(q, digits + b / 2 * 4 * kBlock + b % 2 * 32);
         float* sixteen = sums + b * 4;
         float* thirty_two = sums + blocks * 4 + b * 2;
         float* sixty_four = sums + blocks * 6 + b;

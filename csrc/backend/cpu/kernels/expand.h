@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/kernels/ahead.h"
 #include "backend/cpu/kernels/simd.h"
+#include "base/numeric.h"
 
 namespace lily::cpu {
 namespace LILY_ISA {
@@ -49,26 +51,38 @@ struct Panel {
         biases = place(w.biases, scale_stride);
     }
 
-    // Asks for the codes of the next panel that lie as far as chunk `chunk` does in this one, and for its
-    // scales.
-    void prefetch_next(int64_t chunk, int64_t chunk_bytes) const {
-        const std::byte* codes = rows + kLanes * stride + chunk * chunk_bytes * kLanes;
-        for (int64_t i = 0; i < chunk_bytes * kLanes; i += 64) prefetch(codes + i);
-        // Scales lie elsewhere: their lines are spread evenly over the chunks.
-        const int64_t chunks = stride / chunk_bytes;
-        const int64_t lines = (kLanes * scale_stride + 63) / 64;
-        for (int64_t line = chunk * lines / chunks; line < (chunk + 1) * lines / chunks; ++line) {
-            prefetch(scales + kLanes * scale_stride + line * 64);
-            if (biases) prefetch(biases + kLanes * scale_stride + line * 64);
-        }
-    }
-
     void store(F32 result, float* out) const {
         if (valid == kLanes) return result.store(out);
         float lanes[kLanes];
         result.store(lanes);
         std::memcpy(out, lanes + skip, static_cast<size_t>(valid) * sizeof(float));
     }
+};
+
+// The panel that is read after panel `p` of a task, asked for in steps while that one is read.
+class PanelAhead {
+  public:
+    PanelAhead(const MatrixTask& task, int64_t p, int64_t steps) {
+        const PanelPlace place =
+            p + 1 < task.panels ? PanelPlace{task.weight, task.first_row + (p + 1) * kPanel} : task.after;
+        if (!task.prefetch || !place.weight) return;
+        const Matrix& w = *place.weight;
+        const int64_t rows = w.rows - place.row < kLanes ? w.rows - place.row : kLanes;
+        const auto part = [&](const std::byte* base, int64_t width) {
+            return base ? Ahead(base + place.row * width, rows * width, steps) : Ahead();
+        };
+        codes_ = part(w.data, w.row_bytes());
+        scales_ = part(w.scales, w.scale_row_bytes());
+        biases_ = part(w.biases, w.scale_row_bytes());
+    }
+    void step() {
+        codes_.step();
+        scales_.step();
+        biases_.step();
+    }
+
+  private:
+    Ahead codes_, scales_, biases_;
 };
 
 inline int64_t panel_padding_bytes(int64_t cols) { return kLanes * cols * 6; }

@@ -21,7 +21,7 @@ inline bool fits_bytes(const Matrix& w, const RowsView& x) {
 
 // The 16 results of a panel for activation row `row`; scales and biases as [groups, 16] floats.
 inline F32 multiply_bytes(const Panel& panel, const float* scales, const float* biases, const RowsView& x,
-                          int64_t row) {
+                          int64_t row, PanelAhead& ahead) {
     const Matrix& w = *panel.weight;
     const int8_t* digits = x.digits + row * x.digit_stride();
     const float* x_scales = x.scales + row * x.blocks();
@@ -30,7 +30,7 @@ inline F32 multiply_bytes(const Panel& panel, const float* scales, const float* 
     const I32 nibble = I32::set(0x0f0f0f0f);
     F32 acc = F32::zero();
     for (int64_t pair = 0; pair * kByteColumns < w.cols; ++pair) {
-        panel.prefetch_next(pair, kByteColumns / 2);
+        ahead.step();
         const I32 even_high = I32::load(digits + pair * 4 * kBlock);
         const I32 even_low = I32::load(digits + pair * 4 * kBlock + kBlock);
         const I32 odd_high = I32::load(digits + pair * 4 * kBlock + 2 * kBlock);

@@ -1,6 +1,8 @@
 // W x in fp32 for any stored form: 16 outputs in the lanes, four interleaved sums along the columns,
 //   acc[c % 4] = fma(w[c], x[c], acc[c % 4]);  out = (acc[0] + acc[1]) + (acc[2] + acc[3]).
 // The plain reference of matrix_integer, and the kernel of unquantised and micro-scaled 8-bit weights.
+#include <cmath>
+
 #include "backend/cpu/kernels/expand.h"
 #include "backend/cpu/kernels/tables.h"
 

@@ -22,16 +22,18 @@ constexpr int kTileRows = 8;  // rows per pass over a panel
 // Chunks straight from memory.
 struct StoredCodes {
     const Panel* panel;
+    PanelAhead* ahead;
     void load(int64_t chunk, I32* out) const {
-        panel->prefetch_next(chunk, kChunk * 4 / 8);
+        ahead->step();
         expand_codes<4>(*panel, chunk * kChunk, out);
     }
 };
 
 struct StoredAny {
     const Panel* panel;
+    PanelAhead* ahead;
     void load(int64_t chunk, I32* out) const {
-        panel->prefetch_next(chunk, kChunk * panel->weight->bits / 8);
+        ahead->step();
         expand_words(*panel, chunk * kChunk, out);
     }
 };
@@ -193,11 +195,11 @@ PanelInput<Source> load_scales(const Panel& panel, float* scales, Source source)
     return {source, scales, biases};
 }
 
-PanelInput<ExpandedCodes> expand_panel(const Panel& panel, const PanelScratch& scratch) {
+PanelInput<ExpandedCodes> expand_panel(const Panel& panel, const PanelScratch& scratch, PanelAhead ahead) {
     const Matrix& w = *panel.weight;
     for (int64_t chunk = 0; chunk * kChunk < w.cols; ++chunk) {
         I32 words[kChunkWords];
-        panel.prefetch_next(chunk, kChunk * w.bits / 8);
+        ahead.step();
         expand_words(panel, chunk * kChunk, words);
         for (int k = 0; k < kChunkWords; ++k)
             words[k].store(scratch.words + (chunk * kChunkWords + k) * kLanes);
@@ -213,7 +215,8 @@ void run_expanded(const MatrixTask& task, int64_t first_panel) {
         return Panel(w, task.first_row + (first_panel + p) * kPanel, scratch.padding);
     };
     const auto input = [&](const Panel& panel, int64_t p) {
-        return expand_panel(panel, PanelScratch(task.scratch + p * PanelScratch::floats(w.cols), w.cols));
+        return expand_panel(panel, PanelScratch(task.scratch + p * PanelScratch::floats(w.cols), w.cols),
+                            PanelAhead(task, first_panel + p, w.cols / kChunk));
     };
     float* out = task.out + first_panel * kPanel;
     if constexpr (P == 2) {
@@ -227,13 +230,21 @@ void run_expanded(const MatrixTask& task, int64_t first_panel) {
     }
 }
 
+// Columns read between two steps of fetching ahead, when few rows are multiplied.
+int64_t step_columns([[maybe_unused]] const Matrix& w, [[maybe_unused]] const RowsView& x) {
+#if defined(LILY_BYTE_DOTS)
+    if (fits_bytes(w, x)) return kByteColumns;
+#endif
+    return kChunk;
+}
+
 }  // namespace
 
 int64_t matrix_scratch_floats(int64_t cols) { return kMaxPanels * PanelScratch::floats(cols); }
 
 void matrix_integer(const MatrixTask& task) {
     const Matrix& w = *task.weight;
-    if (task.count > kTileRows) {
+    if (task.count > kTileRows && task.expand) {
         int64_t p = 0;
         for (; p + 2 <= task.panels; p += 2) run_expanded<2>(task, p);
         if (p < task.panels) run_expanded<1>(task, p);
@@ -243,22 +254,23 @@ void matrix_integer(const MatrixTask& task) {
     for (int64_t p = 0; p < task.panels; ++p) {
         const Panel panel(w, task.first_row + p * kPanel, scratch.padding);
         float* out = task.out + p * kPanel;
+        PanelAhead ahead(task, p, w.cols / step_columns(w, *task.x));
 #if defined(LILY_BYTE_DOTS)
         if (fits_bytes(w, *task.x)) {
             const auto input = load_scales(panel, scratch.scales, 0);
             for (int64_t i = 0; i < task.count; ++i) {
                 const int64_t row = task.row_index ? task.row_index[i] : i;
-                panel.store(multiply_bytes(panel, input.scales, input.biases, *task.x, row),
+                panel.store(multiply_bytes(panel, input.scales, input.biases, *task.x, row, ahead),
                             out + i * task.out_stride);
             }
             continue;
         }
 #endif
         if (w.format == Format::affine && w.bits == 4) {
-            const auto input = load_scales(panel, scratch.scales, StoredCodes{&panel});
+            const auto input = load_scales(panel, scratch.scales, StoredCodes{&panel, &ahead});
             run_rows<1>(task, &panel, &input, out);
         } else {
-            const auto input = load_scales(panel, scratch.scales, StoredAny{&panel});
+            const auto input = load_scales(panel, scratch.scales, StoredAny{&panel, &ahead});
             run_rows<1>(task, &panel, &input, out);
         }
     }

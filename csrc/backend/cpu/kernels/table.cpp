@@ -17,7 +17,9 @@ const Kernels kTable = {
     .delta_rule = delta_rule,
     .rotary_append = rotary_append,
     .attention_scratch_floats = attention_scratch_floats,
-    .attend = attend,
+    .attend_span = attend_span,
+    .join_span = join_span,
+    .finish_attention = finish_attention,
     .swiglu = swiglu,
     .add_scaled = add_scaled,
 };

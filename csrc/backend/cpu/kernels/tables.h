@@ -19,9 +19,12 @@ void convolve(const DeltaRule& op, const float* projected, const float* history,
               int64_t end, float* mixed);
 void normalize_heads(const DeltaRule& op, float* mixed_row);
 void delta_rule(const DeltaTask& task);
-void rotary_append(const RotaryAppend& op, float* projected_row, int64_t position, KvCache& cache);
-int64_t attention_scratch_floats(const AttentionShape& shape);
-void attend(const AttentionTask& task);
+void rotary_append(const RotaryAppend& op, float* projected_row, const float* angles, int64_t position,
+                   KvCache& cache);
+int64_t attention_scratch_floats(const AttentionShape& shape, int64_t rows);
+void attend_span(const AttentionTask& task, int64_t span, float* partials, float* scratch);
+void join_span(const AttentionTask& task, int64_t span, const float* partials, float* joined);
+void finish_attention(const AttentionTask& task, const float* joined, float* out);
 
 }  // namespace LILY_ISA
 }  // namespace lily::cpu
