@@ -40,12 +40,13 @@ template <typename Cached, int D>
     constexpr uint kStride = uint(D) + 16u / uint(sizeof(Activation));
     constexpr int kOwn = D / 32;  // eights of dimensions of a simdgroup
     constexpr uint kQueries = kRows * kStride;
-    constexpr uint kWeights = kRows * kWeightStride;
+    constexpr uint kWeights = kRows * kWeightStride / 2u;
     constexpr uint kStatistics = 4u * kRows;
     threadgroup Activation queries[kQueries];
-    threadgroup float weights[kWeights];
+    threadgroup float2 weight_pairs[kWeights];
     threadgroup float tops[kStatistics];  // of four simdgroups
     threadgroup float totals[kStatistics];
+    threadgroup float* weights = (threadgroup float*)weight_pairs;
     const uint per_kv = shape.heads / shape.kv_heads;
     const uint packs = (per_kv + shape.pack - 1u) / shape.pack;
     const uint kv_head = group.x / packs;

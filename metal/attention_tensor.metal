@@ -44,13 +44,15 @@ template <typename Cached, int D>
     constexpr int kOwn = D / 128;            // times 32 dimensions of a simdgroup
     constexpr uint kRows = 8u * uint(kEights);
     constexpr uint kStride = uint(D) + 16u / uint(sizeof(Activation));
-    constexpr uint kQueries = kRows * kStride;
-    constexpr uint kWeights = kRows * kWeightStride;
+    constexpr uint kQueries = kRows * kStride / 4u;
+    constexpr uint kWeights = kRows * kWeightStride / 4u;
     constexpr uint kStatistics = 4u * kRows;
-    threadgroup Activation queries[kQueries];
-    threadgroup Activation weights[kWeights];
+    threadgroup vec<Activation, 4> query_vectors[kQueries];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
     threadgroup float tops[kStatistics];  // of four simdgroups
     threadgroup float totals[kStatistics];
+    threadgroup Activation* queries = (threadgroup Activation*)query_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     const uint per_kv = shape.heads / shape.kv_heads;
     const uint packs = (per_kv + shape.pack - 1u) / shape.pack;
     const uint kv_head = group.x / packs;

@@ -226,10 +226,12 @@ template <Format F, int ROWS, int HALVES>
                              uint index [[thread_index_in_threadgroup]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, HALVES>();
-    constexpr uint kWeights = weight_elements<Activation, HALVES>();
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements<Activation, ROWS, HALVES>() / 4u;
+    constexpr uint kWeights = weight_elements<Activation, HALVES>() / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     project_tile<F, ROWS, HALVES, false, Activation>(codes, scales, biases, input, out, shape, rows, weights,
                                                      group, index, simdgroup, lane);
 }
@@ -241,10 +243,12 @@ template <Format F, int ROWS, int HALVES>
     device float* residual [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, HALVES>();
-    constexpr uint kWeights = weight_elements<Activation, HALVES>();
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements<Activation, ROWS, HALVES>() / 4u;
+    constexpr uint kWeights = weight_elements<Activation, HALVES>() / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     project_tile<F, ROWS, HALVES, true, float>(codes, scales, biases, input, residual, shape, rows, weights,
                                                group, index, simdgroup, lane);
 }
@@ -280,10 +284,12 @@ template <Format F, int ROWS>
                              uint index [[thread_index_in_threadgroup]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, 2>();
-    constexpr uint kWeights = weight_elements<Activation, 2>();
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements<Activation, ROWS, 2>() / 4u;
+    constexpr uint kWeights = weight_elements<Activation, 2>() / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     const uint first = group.x * kHalf;
     const uint first_row = group.y * uint(ROWS);
     const uint count = min(uint(ROWS), shape.rows - first_row);
@@ -310,10 +316,12 @@ template <Format F>
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
                            uint lane [[thread_index_in_simdgroup]]) {
     constexpr int kRows = 16;
-    constexpr uint kInput = input_elements<float, 16, 2>();
-    constexpr uint kWeights = weight_elements<float, 2>();
-    threadgroup float rows[kInput];
-    threadgroup float weights[kWeights];
+    constexpr uint kInput = input_elements<float, 16, 2>() / 4u;
+    constexpr uint kWeights = weight_elements<float, 2>() / 4u;
+    threadgroup float4 row_vectors[kInput];
+    threadgroup float4 weight_vectors[kWeights];
+    threadgroup float* rows = (threadgroup float*)row_vectors;
+    threadgroup float* weights = (threadgroup float*)weight_vectors;
     const uint first = group.x * 2u * kHalf;
     const uint first_row = group.y * uint(kRows);
     const uint count = min(uint(kRows), shape.rows - first_row);
@@ -351,10 +359,12 @@ template <Format F, int ROWS>
     constant ExpertRowsShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
     uint index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, 2>();
-    constexpr uint kWeights = weight_elements<Activation, 2>();
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements<Activation, ROWS, 2>() / 4u;
+    constexpr uint kWeights = weight_elements<Activation, 2>() / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     const uint4 block = blocks[group.y];
     const bool is_shared = block.x == shape.experts;
     const uint width = is_shared ? shape.shared_width : shape.width;
@@ -391,10 +401,12 @@ template <Format F, int ROWS>
     constant ExpertRowsShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
     uint index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, 2>();
-    constexpr uint kWeights = weight_elements<Activation, 2>();
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements<Activation, ROWS, 2>() / 4u;
+    constexpr uint kWeights = weight_elements<Activation, 2>() / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     const uint4 block = blocks[group.y];
     if (!takes_block(block, shape)) return;
     const bool is_shared = block.x == shape.experts;

@@ -301,10 +301,12 @@ template <Format F, int ROWS, Result RESULT>
                              uint index [[thread_index_in_threadgroup]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements(ROWS);
-    constexpr uint kWeights = weight_elements(ROWS);
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements(ROWS) / 4u;
+    constexpr uint kWeights = weight_elements(ROWS) / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     dense_tile<F, ROWS, RESULT>(codes, scales, biases, input, out, (device float*)nullptr, shape, rows,
                                 weights, group, index, simdgroup, lane);
 }
@@ -316,10 +318,12 @@ template <Format F, int ROWS>
     device float* residual [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements(ROWS);
-    constexpr uint kWeights = weight_elements(ROWS);
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements(ROWS) / 4u;
+    constexpr uint kWeights = weight_elements(ROWS) / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     dense_tile<F, ROWS, Result::add>(codes, scales, biases, input, (device Activation*)nullptr, residual,
                                      shape, rows, weights, group, index, simdgroup, lane);
 }
@@ -335,10 +339,12 @@ template <Format F, int ROWS, Result RESULT>
     constant ExpertRowsShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
     uint index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements(ROWS);
-    constexpr uint kWeights = weight_elements(ROWS);
-    threadgroup Activation rows[kInput];
-    threadgroup Activation weights[kWeights];
+    constexpr uint kInput = input_elements(ROWS) / 4u;
+    constexpr uint kWeights = weight_elements(ROWS) / 4u;
+    threadgroup vec<Activation, 4> row_vectors[kInput];
+    threadgroup vec<Activation, 4> weight_vectors[kWeights];
+    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
+    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     constexpr bool kUp = RESULT == Result::gate;
     const uint4 block = blocks[group.y];
     const bool is_shared = block.x == shape.experts;

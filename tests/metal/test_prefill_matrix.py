@@ -47,8 +47,11 @@ def test_projection_on_both_sides_of_a_tile(
         assert (found[:, outputs:] == 7).all()
 
 
-@pytest.mark.parametrize("kind", ["b2", "b3", "b5", "b6", "f16", "f32", "mxfp4", "mxfp8", "nvfp4"])
-@pytest.mark.parametrize("name", PATHS)
+FORMATS = [("simdgroup", kind) for kind in ("b2", "b3", "b5", "b6", "f16", "f32", "mxfp4", "mxfp8", "nvfp4")]
+FORMATS += [(name, kind) for name in ("tensor fragments", "tensor tiles") for kind in ("b6", "nvfp4")]
+
+
+@pytest.mark.parametrize(("name", "kind"), FORMATS)
 def test_every_format_of_a_checkpoint_expands(sim: Any, kernels: Any, rng: Any, name: str, kind: str) -> None:
     """Tiles of fp32 hold every format exactly, so this compares with the checkpoint's own numbers."""
     w = quantised(rng, 34, 96, kind, 32)
