@@ -55,6 +55,14 @@ def _dependencies(make_rule: Path) -> list[str]:
     return text.split(":", 1)[1].replace("\\ ", "\0").split()
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time: others wait for its object instead of compiling it as well."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def compile_object(compiler: Sequence[str], flags: Sequence[str], source: Path, folder: Path) -> Path:
     """Object file of `source` in `folder`. Raises CompileError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,19 +70,22 @@ def compile_object(compiler: Sequence[str], flags: Sequence[str], source: Path, 
     target, record = folder / f"{stem}.o", folder / f"{stem}.json"
     if target.exists() and _is_current(record):
         return target
-    partial, rule = folder / f"{stem}.{os.getpid()}.o", folder / f"{stem}.{os.getpid()}.d"
-    started = time.time()
-    try:
-        run([*compiler, *flags, "-MD", "-MF", str(rule), "-c", str(source), "-o", str(partial)])
-        # The compiler's own headers change only with its version, which is part of its path.
-        pinned = str(Path(compiler[0]).parent)
-        files = (path for path in _dependencies(rule) if not path.startswith(pinned))
-        inputs = {path: digest(_read(path) or b"") for path in files}
-        record.unlink(missing_ok=True)
-        partial.rename(target)
-        if all(os.stat(path).st_mtime < started for path in inputs):  # else one changed while it was read
-            record.write_text(json.dumps(inputs))
-    finally:
-        partial.unlink(missing_ok=True)
-        rule.unlink(missing_ok=True)
+    with _locked(folder / f"{stem}.lock"):
+        if target.exists() and _is_current(record):
+            return target
+        partial, rule = folder / f"{stem}.{os.getpid()}.o", folder / f"{stem}.{os.getpid()}.d"
+        started = time.time()
+        try:
+            run([*compiler, *flags, "-MD", "-MF", str(rule), "-c", str(source), "-o", str(partial)])
+            # The compiler's own headers change only with its version, which is part of its path.
+            pinned = str(Path(compiler[0]).parent)
+            files = (path for path in _dependencies(rule) if not path.startswith(pinned))
+            inputs = {path: digest(_read(path) or b"") for path in files}
+            record.unlink(missing_ok=True)
+            partial.rename(target)
+            if all(os.stat(path).st_mtime < started for path in inputs):  # else one changed while it was read
+                record.write_text(json.dumps(inputs))
+        finally:
+            partial.unlink(missing_ok=True)
+            rule.unlink(missing_ok=True)
     return target
