@@ -37,22 +37,29 @@ Mass share_of(Mass mass, uint64_t numerator) {
     return (high * numerator << 11) + (low * numerator >> 53);
 }
 
+Mass Ranking::count(std::span<const Candidate> candidates) {
+    counted_ = candidates.size() > kFew;
+    if (!counted_) return mass_of(candidates);
+    sums_.fill(0);
+    for (const Candidate& c : candidates) {
+        sums_[bucket_of(c)] += mantissa(std::bit_cast<uint32_t>(c.probability));
+    }
+    Mass total = 0;
+    for (size_t bucket = 0; bucket < kBuckets; ++bucket) total += mass_in(bucket);
+    return total;
+}
+
+Mass Ranking::mass_in(size_t bucket) const {
+    return static_cast<Mass>(sums_[bucket]) << shift(kLeastBits + (static_cast<uint32_t>(bucket) << 16));
+}
+
 Ranking::Place Ranking::find(std::span<const Candidate> candidates, Mass target) {
     Mass before = 0;
-    if (candidates.size() <= kFew) {
+    if (!counted_) {
         near_.assign(candidates.begin(), candidates.end());
     } else {
-        sums_.fill(0);
-        for (const Candidate& c : candidates) {
-            sums_[bucket_of(c)] += mantissa(std::bit_cast<uint32_t>(c.probability));
-        }
         size_t bucket = kBuckets - 1;
-        for (;; --bucket) {
-            const auto bits = kLeastBits + (static_cast<uint32_t>(bucket) << 16);
-            const Mass mass = static_cast<Mass>(sums_[bucket]) << shift(bits);
-            if (target < before + mass) break;
-            before += mass;
-        }
+        for (; target >= before + mass_in(bucket); --bucket) before += mass_in(bucket);
         near_.clear();
         for (const Candidate& c : candidates) {
             if (bucket_of(c) == bucket) near_.push_back(c);

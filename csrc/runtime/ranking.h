@@ -28,7 +28,6 @@ __extension__ using Mass = unsigned __int128;
 // The least probability that a candidate may have; it is a whole number of units.
 inline constexpr float kLeastProbability = 0x1p-72f;
 
-// Of all candidates.
 Mass mass_of(std::span<const Candidate> candidates);
 // `numerator` / 2^53 of a mass, rounded down.
 Mass share_of(Mass mass, uint64_t numerator);
@@ -40,16 +39,21 @@ class Ranking {
         Mass through;  // of all candidates up to this one
     };
 
+    // Prepares for find() among these; returns their mass. Probabilities are in [kLeastProbability, 1].
+    Mass count(std::span<const Candidate> candidates);
     // The first candidate, in order, through which the mass is more than `target`, which is less than the
-    // mass of all. Probabilities are in [kLeastProbability, 1].
+    // mass of all. The candidates are those counted, or as many of the first of them, in order, as it takes.
     Place find(std::span<const Candidate> candidates, Mass target);
 
   private:
     // One for every exponent from that of kLeastProbability to that of 1, and 7 bits after it.
     static constexpr size_t kBuckets = 73 << 7;
 
+    Mass mass_in(size_t bucket) const;
+
     std::vector<Candidate> near_;
     std::array<uint64_t, kBuckets> sums_{};
+    bool counted_ = false;  // else they are so few that find() looks at all of them
 };
 
 }  // namespace lily

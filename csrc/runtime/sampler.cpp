@@ -1,6 +1,7 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -22,6 +23,24 @@ uint64_t mix(uint64_t x) {
 constexpr float kReach = 49.0f;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// exp(x) of x <= 0, by the same operations on every machine: so are the draws. What is below -87 counts as
+// that. With x = n ln 2 + r, the power of two is exact, and r so small that eight terms of the series are
+// enough; ln 2 is taken in two pieces, of which the first times n is exact.
+float exponential(float x) {
+    constexpr float kNearest = 0x1.8p23f;  // added and subtracted, it leaves the nearest whole number
+    x = x > -87.0f ? x : -87.0f;
+    const float n = (x * 1.44269504f + kNearest) - kNearest;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float sum = r * (1.0f / 5040) + 1.0f / 720;
+    sum = sum * r + 1.0f / 120;
+    sum = sum * r + 1.0f / 24;
+    sum = sum * r + 1.0f / 6;
+    sum = sum * r + 1.0f / 2;
+    sum = sum * r + 1.0f;
+    sum = sum * r + 1.0f;
+    return sum * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+}
 
 float maximum(std::span<const float> values) {
     // Eight running maxima, which the compiler keeps in vector registers.
@@ -98,43 +117,70 @@ void Sampler::gather(float top) {
     candidates_.clear();
     if (top == kNever) return;
     const bool limited = options_.top_k > 0 && static_cast<size_t>(options_.top_k) < logits_.size();
-    keep_best(logits_, limited ? static_cast<size_t>(options_.top_k) : logits_.size(),
-              top - kReach * options_.temperature, candidates_);
+    const size_t most = limited ? static_cast<size_t>(options_.top_k) : logits_.size();
+    if (std::isinf(top)) {  // what is infinite is certain
+        keep_best(logits_, most, top, candidates_);
+        for (Candidate& c : candidates_) c.probability = 1.0f;
+        return;
+    }
+    const float inverse = 1.0f / options_.temperature;
+    const float threshold = top - kReach * options_.temperature;
+    if (limited) {
+        keep_best(logits_, most, threshold, candidates_);
+        for (Candidate& c : candidates_) c.probability = exponential((c.probability - top) * inverse);
+        return;
+    }
+    shares_.resize(logits_.size());
+    candidates_.resize(logits_.size());
+    for (size_t i = 0; i < logits_.size(); ++i) shares_[i] = exponential((logits_[i] - top) * inverse);
+    size_t near = 0;
+    for (size_t i = 0; i < logits_.size(); ++i) {
+        candidates_[near] = {static_cast<int32_t>(i), shares_[i]};
+        near += logits_[i] >= threshold;
+    }
+    candidates_.resize(near);
 }
 
-void Sampler::keep_top_p(Mass total) {
+Mass Sampler::keep_top_p(Mass mass, Mass total) {
     // The first place that reaches top_p of all; min-p may have left less than that.
     const auto numerator = static_cast<uint64_t>(static_cast<double>(options_.top_p) * 0x1p53);
     const Mass wanted = total - share_of(total, (uint64_t{1} << 53) - numerator);
-    if (wanted >= mass_of(candidates_)) return;
-    const Candidate last = ranking_.find(candidates_, wanted > 0 ? wanted - 1 : 0).candidate;
-    std::erase_if(candidates_, [&](const Candidate& c) { return better(last, c); });
+    if (wanted >= mass) return mass;
+    const Ranking::Place last = ranking_.find(candidates_, wanted > 0 ? wanted - 1 : 0);
+    last_ = last.candidate;
+    return last.through;
 }
 
-void Sampler::filter(int32_t best) {
+void Sampler::drop_rest() {
+    if (!last_) return;
+    std::erase_if(candidates_, [&](const Candidate& c) { return better(*last_, c); });
+    last_.reset();
+}
+
+Mass Sampler::filter(int32_t best) {
+    last_.reset();
     if (options_.temperature <= 0) {
         candidates_.assign(1, {best, 1.0f});
-        return;
+        return ranking_.count(candidates_);
     }
-    const float top = logits_[static_cast<size_t>(best)];
-    const float inverse = 1.0f / options_.temperature;
-    gather(top);
-    for (Candidate& c : candidates_) {  // the best may be infinite
-        c.probability = c.probability == top ? 1.0f : std::exp((c.probability - top) * inverse);
-    }
-    const Mass total = options_.top_p < 1 ? mass_of(candidates_) : 0;
+    gather(logits_[static_cast<size_t>(best)]);
+    Mass total = 0;
     if (options_.min_p > 0) {  // the best candidate stands at 1 here
+        total = mass_of(candidates_);
         std::erase_if(candidates_, [&](const Candidate& c) { return c.probability < options_.min_p; });
     }
-    if (options_.top_p < 1) keep_top_p(total);
+    Mass mass = ranking_.count(candidates_);
+    if (options_.top_p < 1) mass = keep_top_p(mass, options_.min_p > 0 ? total : mass);
     if (options_.xtc_probability > 0) {
         const double chance = static_cast<double>(uniform(counter_ + 1)) * 0x1p-53;
-        if (chance < options_.xtc_probability) exclude_top();
+        if (chance < options_.xtc_probability) mass = exclude_top(mass);
     }
+    return mass;
 }
 
-void Sampler::exclude_top() {
-    const auto total = static_cast<double>(mass_of(candidates_)) * 0x1p-96;
+Mass Sampler::exclude_top(Mass mass) {
+    drop_rest();
+    const auto total = static_cast<double>(mass) * 0x1p-96;
     const auto reaches = [&](const Candidate& c) {
         return static_cast<float>(c.probability / total) >= options_.xtc_threshold;
     };
@@ -142,17 +188,18 @@ void Sampler::exclude_top() {
     for (const Candidate& c : candidates_) {
         if (reaches(c) && (!least || better(*least, c))) least = &c;
     }
-    if (!least) return;
+    if (!least) return mass;
     const int32_t kept = least->token;
     std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.token != kept; });
+    return ranking_.count(candidates_);
 }
 
 std::vector<Candidate> Sampler::distribution() {
     if (logits_.empty()) return {};
     check_numbers();
-    filter(largest());
+    const auto total = static_cast<double>(filter(largest())) * 0x1p-96;
+    drop_rest();
     std::sort(candidates_.begin(), candidates_.end(), better);
-    const auto total = static_cast<double>(mass_of(candidates_)) * 0x1p-96;
     std::vector<Candidate> result = candidates_;
     for (Candidate& c : result) c.probability = static_cast<float>(c.probability / total);
     return result;
@@ -208,8 +255,8 @@ int32_t Sampler::draw_from_logits() {
         throw InvalidArgument("no token is allowed: every logit is minus infinity after bias and masks");
     }
     if (options_.temperature > 0) {
-        filter(token);
-        token = ranking_.find(candidates_, share_of(mass_of(candidates_), uniform(counter_))).candidate.token;
+        const Mass mass = filter(token);
+        token = ranking_.find(candidates_, share_of(mass, uniform(counter_))).candidate.token;
         counter_ += options_.xtc_probability > 0 ? 2 : 1;
     }
     ++prompt_and_output_[token];

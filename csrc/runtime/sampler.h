@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -76,12 +77,15 @@ class Sampler {
     }
     void penalize();
     int32_t largest() const;
-    // Candidates of the logits as they stand; their probabilities are relative to the best one's.
-    void filter(int32_t best);
+    // Candidates of the logits as they stand, their probabilities relative to the best one's, counted by
+    // ranking_; returns the mass of those up to last_.
+    Mass filter(int32_t best);
     void gather(float top);
-    void keep_top_p(Mass total);
+    // Of candidates with a mass, those up to last_ together have top_p of the total; returns their mass.
+    Mass keep_top_p(Mass mass, Mass total);
+    void drop_rest();
     // Exclude top choices (XTC): of the tokens that reach the threshold, only the least probable stays.
-    void exclude_top();
+    Mass exclude_top(Mass mass);
     // The number that draw `counter` decides by, in units of 2^-53 below 1.
     uint64_t uniform(uint64_t counter) const;
 
@@ -90,7 +94,9 @@ class Sampler {
     std::vector<float> logits_;
     std::vector<float> raw_;
     std::vector<uint32_t> allowed_;
+    std::vector<float> shares_;  // of every logit, relative to the best one's
     std::vector<Candidate> candidates_;
+    std::optional<Candidate> last_;  // of the candidates, in order, that can be drawn; else all can
     Ranking ranking_;
     bool keep_raw_ = false;
     double raw_norm_ = 0;
