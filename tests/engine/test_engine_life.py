@@ -107,7 +107,7 @@ def test_close_is_idempotent_and_later_calls_say_so(folder: Path) -> None:
             call()
 
 
-def test_closing_frees_the_model(folder: Path) -> None:
+def test_b30_closing_frees_the_model(folder: Path) -> None:
     engine = load(folder)
     engine.generate(ids_of(10), max_tokens=4, **NO_END)
     session = engine.new_session()
@@ -172,7 +172,7 @@ def test_an_abandoned_stream_makes_no_noise_at_exit(folder: Path) -> None:
     assert "Exception ignored" not in run.stderr
 
 
-def test_load_in_one_thread_generate_in_others(folder: Path) -> None:
+def test_b30_load_in_one_thread_generate_in_others(folder: Path) -> None:
     loaded: list[lily_py.Engine] = []
     thread = threading.Thread(target=lambda: loaded.append(load(folder, threads=2)))
     thread.start()
@@ -284,7 +284,7 @@ def test_sessions_come_and_go_while_memory_is_counted(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
-def test_nothing_grows_over_a_thousand_requests_and_a_hundred_thousand_tokens(folder: Path) -> None:
+def test_b30_nothing_grows_over_a_thousand_requests_and_a_hundred_thousand_tokens(folder: Path) -> None:
     with load(folder, cache_bytes="2MiB", max_context=4096) as engine:
 
         def requests(count: int) -> int:
