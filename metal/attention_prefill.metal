@@ -27,7 +27,7 @@
 constant constexpr const uint kWeightStride = 68u;  // of a row of weights, against bank conflicts
 
 template <typename Cached, int D>
-[[kernel]] void attend_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void attend_rows(
     device const Activation* projected [[buffer(0)]], device const uint* positions [[buffer(1)]],
     device const uint* pages [[buffer(2)]], device const Cached* cache [[buffer(3)]],
     device Activation* out [[buffer(4)]], device float* partial [[buffer(5)]],

@@ -106,7 +106,7 @@ inline void remember(device const Activation* projected, device Activation* hist
 }
 
 template <int KEYS, int TAPS>
-[[kernel]] void delta_prepare(
+[[kernel, max_total_threads_per_threadgroup(128)]] void delta_prepare(
     device const Activation* projected [[buffer(0)]], device const float* conv [[buffer(1)]],
     device const float* a_log [[buffer(2)]], device const float* dt_bias [[buffer(3)]],
     device Activation* history [[buffer(4)]], device Activation* mixed [[buffer(5)]],
@@ -223,12 +223,11 @@ inline void load_scan_row(device const Activation* mixed, device const float* ga
 }
 
 template <int KEYS>
-[[kernel]] void delta_scan(device const Activation* mixed [[buffer(0)]],
-                           device const float* gates [[buffer(1)]], device float* state [[buffer(2)]],
-                           device Activation* out [[buffer(3)]], constant DeltaRowsShape& shape [[buffer(4)]],
-                           uint3 group [[threadgroup_position_in_grid]],
-                           uint simdgroup [[simdgroup_index_in_threadgroup]],
-                           uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void delta_scan(
+    device const Activation* mixed [[buffer(0)]], device const float* gates [[buffer(1)]],
+    device float* state [[buffer(2)]], device Activation* out [[buffer(3)]],
+    constant DeltaRowsShape& shape [[buffer(4)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr uint kDim = 32u * uint(KEYS);
     constexpr int kVectors = KEYS;  // of four keys: a lane has 4 KEYS
     const uint head = group.y;
@@ -301,14 +300,12 @@ inline Fragment product_of_rows(threadgroup const float* x, threadgroup const fl
 }
 
 template <int KEYS>
-[[kernel]] void delta_blocks(device const Activation* mixed [[buffer(0)]],
-                             device const float* gates [[buffer(1)]], device float* state [[buffer(2)]],
-                             device Activation* out [[buffer(3)]],
-                             constant DeltaRowsShape& shape [[buffer(4)]],
-                             uint3 group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void delta_blocks(
+    device const Activation* mixed [[buffer(0)]], device const float* gates [[buffer(1)]],
+    device float* state [[buffer(2)]], device Activation* out [[buffer(3)]],
+    constant DeltaRowsShape& shape [[buffer(4)]], uint3 group [[threadgroup_position_in_grid]],
+    uint index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
     constexpr uint kDim = 32u * uint(KEYS);
     constexpr uint kStride = kDim + 4u;
     constexpr int kFragments = 4 * KEYS;  // of eight keys

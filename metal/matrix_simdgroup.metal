@@ -218,14 +218,12 @@ inline void project_tile(device const uint* codes, device const Scale* scales, d
 }
 
 template <Format F, int ROWS, int HALVES>
-[[kernel]] void project_rows(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                             device const Scale* biases [[buffer(2)]],
-                             device const Activation* input [[buffer(3)]],
-                             device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
-                             uint3 group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void project_rows(
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
+    device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr uint kInput = input_elements<Activation, ROWS, HALVES>() / 4u;
     constexpr uint kWeights = weight_elements<Activation, HALVES>() / 4u;
     threadgroup vec<Activation, 4> row_vectors[kInput];
@@ -237,7 +235,7 @@ template <Format F, int ROWS, int HALVES>
 }
 
 template <Format F, int ROWS, int HALVES>
-[[kernel]] void project_add_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void project_add_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
     device float* residual [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
@@ -276,14 +274,12 @@ inline void store_gated(thread Fragment* acc, uint first, uint width, uint count
 }
 
 template <Format F, int ROWS>
-[[kernel]] void gate_up_rows(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                             device const Scale* biases [[buffer(2)]],
-                             device const Activation* input [[buffer(3)]],
-                             device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
-                             uint3 group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void gate_up_rows(
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
+    device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr uint kInput = input_elements<Activation, ROWS, 2>() / 4u;
     constexpr uint kWeights = weight_elements<Activation, 2>() / 4u;
     threadgroup vec<Activation, 4> row_vectors[kInput];
@@ -307,14 +303,13 @@ template <Format F, int ROWS>
 }
 
 template <Format F>
-[[kernel]] void route_rows(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                           device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
-                           device const float* gain [[buffer(4)]], device const float* inverses [[buffer(5)]],
-                           device float* logits [[buffer(6)]], constant RowsShape& shape [[buffer(7)]],
-                           uint3 group [[threadgroup_position_in_grid]],
-                           uint index [[thread_index_in_threadgroup]],
-                           uint simdgroup [[simdgroup_index_in_threadgroup]],
-                           uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void route_rows(
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const float* input [[buffer(3)]],
+    device const float* gain [[buffer(4)]], device const float* inverses [[buffer(5)]],
+    device float* logits [[buffer(6)]], constant RowsShape& shape [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr int kRows = 16;
     constexpr uint kInput = input_elements<float, 16, 2>() / 4u;
     constexpr uint kWeights = weight_elements<float, 2>() / 4u;
@@ -350,7 +345,7 @@ template <Format F>
 }
 
 template <Format F, int ROWS>
-[[kernel]] void experts_up_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void experts_up_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
@@ -392,7 +387,7 @@ template <Format F, int ROWS>
 }
 
 template <Format F, int ROWS>
-[[kernel]] void experts_down_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void experts_down_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],

@@ -293,14 +293,12 @@ inline void dense_tile(device const uint* codes, device const Scale* scales, dev
 }
 
 template <Format F, int ROWS, Result RESULT>
-[[kernel]] void project_rows(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-                             device const Scale* biases [[buffer(2)]],
-                             device const Activation* input [[buffer(3)]],
-                             device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
-                             uint3 group [[threadgroup_position_in_grid]],
-                             uint index [[thread_index_in_threadgroup]],
-                             uint simdgroup [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void project_rows(
+    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
+    device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
+    device Activation* out [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     constexpr uint kInput = input_elements(ROWS) / 4u;
     constexpr uint kWeights = weight_elements(ROWS) / 4u;
     threadgroup vec<Activation, 4> row_vectors[kInput];
@@ -312,7 +310,7 @@ template <Format F, int ROWS, Result RESULT>
 }
 
 template <Format F, int ROWS>
-[[kernel]] void project_add_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void project_add_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const Activation* input [[buffer(3)]],
     device float* residual [[buffer(4)]], constant RowsShape& shape [[buffer(5)]],
@@ -330,7 +328,7 @@ template <Format F, int ROWS>
 
 // experts_up_rows (gate) and experts_down_rows (scatter).
 template <Format F, int ROWS, Result RESULT>
-[[kernel]] void experts_rows(
+[[kernel, max_total_threads_per_threadgroup(128)]] void experts_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
