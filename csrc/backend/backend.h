@@ -78,8 +78,8 @@ class Backend {
     virtual void place(StateLayout&) {}
     // Once.
     virtual void prepare(const Plan& plan) = 0;
-    // Runs the ops over the batch; sequences have room for their rows. The states then cover the batch. False
-    // if it was given up: the states are then a mixture.
+    // Runs the ops, a list of the plan or a part of one, over the batch; sequences have room for their rows.
+    // The states then cover the batch. False if it was given up: the states are then a mixture.
     virtual bool run(std::span<const Op> ops, const Batch& batch) = 0;
     // Whether it makes this choice itself.
     virtual bool chooses(const Choice&) const { return false; }

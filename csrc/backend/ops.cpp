@@ -1,5 +1,7 @@
 #include "backend/ops.h"
 
+#include <algorithm>
+
 namespace lily {
 namespace {
 
@@ -92,6 +94,32 @@ std::vector<const Matrix*> matrices(const Op& op) {
                },
                op);
     return result;
+}
+
+std::pair<Activation, int64_t> result(const Op& op) {
+    using Result = std::pair<Activation, int64_t>;
+    return std::visit(Overload{
+                          [](const Embed& o) { return Result{o.out, o.table.cols}; },
+                          [](const NormProject& o) {
+                              int64_t rows = 0;
+                              for (const Matrix& matrix : o.weights) rows += matrix.rows;
+                              return Result{o.out, rows};
+                          },
+                          [](const DeltaRule&) { return Result{-1, 0}; },
+                          [](const RotaryAppend&) { return Result{-1, 0}; },
+                          [](const Attend& o) { return Result{o.out, o.shape.queries()}; },
+                          [](const ProjectAdd& o) { return Result{o.residual, o.weight.rows}; },
+                          [](const Route& o) { return Result{o.normed, o.router.cols}; },
+                          [](const ExpertsUp& o) {
+                              return Result{o.out,
+                                            o.shape.slots() * std::max(o.shape.width, o.shape.shared_width)};
+                          },
+                          [](const ExpertsDown& o) { return Result{o.residual, o.down[0].rows}; },
+                          [](const NormGateUp& o) { return Result{o.out, o.gate.rows}; },
+                          [](const Head& o) { return Result{o.hidden, o.weight.cols}; },
+                          [](const CombineHidden& o) { return Result{o.out, o.weight.rows}; },
+                      },
+                      op);
 }
 
 }  // namespace lily

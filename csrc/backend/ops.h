@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -166,5 +167,8 @@ std::string_view op_name(const Op& op);
 std::vector<Activation> reads(const Op& op);
 std::vector<Activation> writes(const Op& op);
 std::vector<const Matrix*> matrices(const Op& op);
+// What a row of the operation's result is on every backend: where it is, and how many numbers; {-1, 0} if it
+// is a state, or of a form that the backend may choose.
+std::pair<Activation, int64_t> result(const Op& op);
 
 }  // namespace lily

@@ -275,6 +275,22 @@ void bind_model(nb::module_& m) {
             [](Model& self, const std::vector<Sequence*>& sequences, const std::vector<int32_t>& tokens,
                const std::vector<Sampler*>& samplers) { return self.step_each(sequences, tokens, samplers); },
             "sequences"_a, "tokens"_a, "samplers"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "trace",
+            [](Model& self, Sequence& sequence, int32_t token) {
+                std::vector<std::pair<std::string, std::vector<float>>> results;
+                {
+                    const nb::gil_scoped_release release;
+                    results = self.trace(sequence, token);
+                }
+                std::vector<std::pair<std::string, nb::ndarray<nb::numpy, float>>> arrays;
+                for (auto& [name, row] : results) {
+                    const size_t count = row.size();
+                    arrays.emplace_back(name, make_array(std::move(row), {count}));
+                }
+                return arrays;
+            },
+            "sequence"_a, "token"_a)
         .def("join", &Model::join, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("leave", &Model::leave, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("passes", &Model::passes)
@@ -297,6 +313,7 @@ void bind_model(nb::module_& m) {
 NB_MODULE(_core, m) {
     m.doc() = "lily's native core: weights, state, graph and backends.";
     m.def("backends", &lily::backends);
+    m.def("compile_kernels", &lily::compile_kernels, nb::call_guard<nb::gil_scoped_release>());
     m.def("backend_problem", &lily::backend_problem, nb::arg("name"));
     lily::register_errors();
     lily::bind_weights(m);

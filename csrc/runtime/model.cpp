@@ -45,6 +45,16 @@ std::string backend_problem([[maybe_unused]] const std::string& name) {
     return "";
 }
 
+std::vector<std::tuple<std::string, size_t, std::string>> compile_kernels() {
+    std::vector<std::tuple<std::string, size_t, std::string>> result;
+#ifdef LILY_METAL
+    for (const auto& [family, kernels, problem] : metal::compile_kernels()) {
+        result.emplace_back(family, kernels, problem);
+    }
+#endif
+    return result;
+}
+
 Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options)
     : config_(config),
       options_(checked(options)),
@@ -134,6 +144,36 @@ void Model::run_each(std::span<Sequence* const> sequences, std::span<Job> jobs) 
         }
     }
     scheduler_.run(jobs);
+}
+
+std::vector<std::pair<std::string, std::vector<float>>> Model::trace(Sequence& sequence, int32_t token) {
+    check_owner(sequence);
+    sequence.settle();
+    check_token(token);
+    check_room(sequence, 1);
+    std::vector<std::pair<std::string, std::vector<float>>> results;
+    std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+    scheduler_.exclusive([&] {
+        sequence.reserve(1);
+        const std::span<const Op> ops = graph_.trunk;
+        for (size_t i = 0; i < ops.size(); ++i) {
+            Batch batch;
+            batch.tokens = {token};
+            batch.segments = {{&sequence, 0, 1}};
+            const bool last = std::holds_alternative<Head>(ops[i]);
+            if (last) batch.logit_rows = {0};
+            batch.logits = logits.data();
+            backend_->run(ops.subspan(i, 1), batch);
+            const auto [activation, width] = result(ops[i]);
+            if (activation < 0) continue;
+            std::vector<float> row = backend_->read_activation(activation, 0, 1);
+            row.resize(static_cast<size_t>(width));
+            results.emplace_back(op_name(ops[i]), std::move(row));
+        }
+        sequence.commit(&token, 1);
+    });
+    results.emplace_back("logits", std::move(logits));
+    return results;
 }
 
 void Model::forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,

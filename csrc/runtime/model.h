@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "backend/backend.h"
@@ -45,6 +46,9 @@ std::vector<std::string> backends();
 // Why one of them can't be used on this machine, or "".
 std::string backend_problem(const std::string& name);
 
+// Compiles every kernel that backends of this build compile at run time: (family, kernels, problem or "").
+std::vector<std::tuple<std::string, size_t, std::string>> compile_kernels();
+
 class Model {
   public:
     Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, const ModelOptions& options);
@@ -65,6 +69,9 @@ class Model {
     // The same for several sequences in one pass, each with its own sampler.
     std::vector<int32_t> step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
                                    std::span<Sampler* const> samplers);
+
+    // Feeds one token operation by operation: names and results, as far as backends share their form.
+    std::vector<std::pair<std::string, std::vector<float>>> trace(Sequence& sequence, int32_t token);
 
     // Announce that a sequence will be advanced again and again, and that it won't be any more: others' steps
     // wait a moment for it in between.

@@ -34,6 +34,10 @@ std::vector<float> rotary_table(const AttentionShape& s, int64_t count, int64_t 
 }
 
 std::string kernel_name(const char* what, const KvLayout& kv) {
+    if (kv.dtype != KvDtype::bf16 && kv.dtype != KvDtype::f32) {
+        throw BackendError(
+            "the Metal backend keeps keys and values as bfloat16 or float32 only; choose kv_dtype");
+    }
     const bool known = kv.head_dim == 32 || kv.head_dim == 64 || kv.head_dim == 128 || kv.head_dim == 256;
     const bool fp32 = kv.dtype == KvDtype::f32;
     if (!known || (fp32 && kv.head_dim != 64 && kv.head_dim != 256)) {

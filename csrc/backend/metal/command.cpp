@@ -126,25 +126,36 @@ void Pass::close_command_buffer() {
 
 void Pass::check(const Kernel& kernel, std::span<const Argument> arguments, Extent groups,
                  Extent threads) const {
-    const std::string what = "launch of Metal kernel '" + kernel.name() + "': ";
-    if (!pool_) throw BackendError(what + "the pass is already committed");
-    if (groups.count() == 0 || threads.count() == 0) throw BackendError(what + "it has no threads");
+    const auto refuse = [&](const std::string& reason) {
+        throw BackendError("launch of Metal kernel '" + kernel.name() + "': " + reason);
+    };
+    if (!pool_) refuse("the pass is already committed");
+    if (groups.count() == 0 || threads.count() == 0) refuse("it has no threads");
     if (threads.count() > kernel.max_threads()) {
-        throw BackendError(what + std::to_string(threads.count()) +
-                           " threads in a threadgroup, its pipeline allows " +
-                           std::to_string(kernel.max_threads()) + " on " + stream_.device_.name());
+        refuse(std::to_string(threads.count()) + " threads in a threadgroup, its pipeline allows " +
+               std::to_string(kernel.max_threads()) + " on " + stream_.device_.name());
     }
-    if (arguments.size() > kBindings) throw BackendError(what + "more than 31 arguments");
+    if (arguments.size() > kBindings) refuse("more than 31 arguments");
+    const std::span<const Binding> bindings = kernel.bindings();
+    for (size_t i = arguments.size(); i < bindings.size(); ++i) {
+        if (bindings[i].used) refuse("argument " + std::to_string(i) + " is missing");
+    }
     for (size_t i = 0; i < arguments.size(); ++i) {
         const Argument& argument = arguments[i];
-        const std::string place = what + "argument " + std::to_string(i);
+        const auto wrong = [&](const std::string& reason) {
+            refuse("argument " + std::to_string(i) + reason);
+        };
         if (argument.access == Access::constant) {
-            if (argument.bytes > kLargestConstant) throw BackendError(place + " is larger than 4 KiB");
+            if (argument.bytes > kLargestConstant) wrong(" is larger than 4 KiB");
         } else if (!argument.buffer || !*argument.buffer) {
-            throw BackendError(place + " has no buffer");
+            wrong(" has no buffer");
         } else if (argument.offset > argument.buffer->size() ||
                    argument.bytes > argument.buffer->size() - argument.offset) {
-            throw BackendError(place + " reaches beyond the buffer '" + argument.buffer->label() + "'");
+            wrong(" reaches beyond the buffer '" + argument.buffer->label() + "'");
+        }
+        if (i < bindings.size() && bindings[i].written && !is_written(argument.access) &&
+            argument.bytes > 0) {
+            wrong(" is declared as read, but the kernel may write it");
         }
     }
 }

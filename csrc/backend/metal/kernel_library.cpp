@@ -54,12 +54,21 @@ struct Kernels::Family {
     std::shared_future<Compiled> compiled;
 };
 
-Kernel::Kernel(std::string family, std::string name, Owned<MTL::ComputePipelineState> pipeline)
+Kernel::Kernel(std::string family, std::string name, Owned<MTL::ComputePipelineState> pipeline,
+               const MTL::ComputePipelineReflection& reflection)
     : family_(std::move(family)),
       name_(std::move(name)),
       pipeline_(std::move(pipeline)),
       max_threads_(static_cast<uint32_t>(pipeline_->maxTotalThreadsPerThreadgroup())),
-      threadgroup_memory_(static_cast<uint32_t>(pipeline_->staticThreadgroupMemoryLength())) {}
+      threadgroup_memory_(static_cast<uint32_t>(pipeline_->staticThreadgroupMemoryLength())) {
+    const NS::Array* bindings = reflection.bindings();
+    for (NS::UInteger i = 0; i < bindings->count(); ++i) {
+        const auto* binding = bindings->object<MTL::Binding>(i);
+        if (binding->type() != MTL::BindingTypeBuffer) continue;
+        if (bindings_.size() <= binding->index()) bindings_.resize(binding->index() + 1);
+        bindings_[binding->index()] = {binding->isUsed(), binding->access() != MTL::BindingAccessReadOnly};
+    }
+}
 
 Kernel::~Kernel() = default;
 
@@ -103,14 +112,16 @@ const Kernel& Kernels::get(std::string_view family, std::string_view name,
     const auto function =
         NS::TransferPtr(compiled.library->newFunction(to_ns(key.name), values.get(), &error));
     if (!function) throw BackendError(what + " was not found: " + reason_of(error));
-    auto pipeline = NS::TransferPtr(device_.handle()->newComputePipelineState(function.get(), &error));
-    if (!pipeline) throw BackendError(what + " made no pipeline: " + reason_of(error));
+    MTL::AutoreleasedComputePipelineReflection reflection = nullptr;
+    auto pipeline = NS::TransferPtr(device_.handle()->newComputePipelineState(
+        function.get(), MTL::PipelineOptionBindingInfo, &reflection, &error));
+    if (!pipeline || !reflection) throw BackendError(what + " made no pipeline: " + reason_of(error));
     if (pipeline->threadExecutionWidth() != kLanes) {
         throw BackendError(what + " runs in simdgroups of " +
                            std::to_string(pipeline->threadExecutionWidth()) + " lanes on " + device_.name() +
                            ", it needs " + std::to_string(kLanes));
     }
-    auto kernel = std::make_unique<Kernel>(key.family, key.name, std::move(pipeline));
+    auto kernel = std::make_unique<Kernel>(key.family, key.name, std::move(pipeline), *reflection);
     const std::lock_guard lock(mutex_);
     return *pipelines_.try_emplace(std::move(key), std::move(kernel)).first->second;
 }

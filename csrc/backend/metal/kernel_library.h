@@ -16,6 +16,7 @@
 #include "backend/metal/device.h"
 
 namespace MTL {
+class ComputePipelineReflection;
 class ComputePipelineState;
 class Library;
 }  // namespace MTL
@@ -42,21 +43,30 @@ struct FunctionConstant {
     auto operator<=>(const FunctionConstant&) const = default;
 };
 
+// What the compiler says of one [[buffer(i)]].
+struct Binding {
+    bool used = false;
+    bool written = false;  // may be
+};
+
 // A pipeline. Stays where it is as long as its Kernels.
 class Kernel {
   public:
-    Kernel(std::string family, std::string name, Owned<MTL::ComputePipelineState> pipeline);
+    Kernel(std::string family, std::string name, Owned<MTL::ComputePipelineState> pipeline,
+           const MTL::ComputePipelineReflection& reflection);
     ~Kernel();
     const std::string& family() const { return family_; }
     const std::string& name() const { return name_; }
     uint32_t max_threads() const { return max_threads_; }                // in a threadgroup
     uint32_t threadgroup_memory() const { return threadgroup_memory_; }  // bytes, static
+    std::span<const Binding> bindings() const { return bindings_; }      // by index
     MTL::ComputePipelineState* handle() const { return pipeline_.get(); }
 
   private:
     std::string family_, name_;
     Owned<MTL::ComputePipelineState> pipeline_;
     uint32_t max_threads_, threadgroup_memory_;
+    std::vector<Binding> bindings_;
 };
 
 // One library per source, all compiled at the same time in the background, with safe math; then pipelines,

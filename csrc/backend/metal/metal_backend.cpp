@@ -24,6 +24,12 @@ struct Program {
     const Step& step(size_t i, bool with_many) const { return with_many && many[i] ? *many[i] : *few[i]; }
 };
 
+// Operations [first, end) of a program.
+struct Stretch {
+    const Program& program;
+    size_t first, end;
+};
+
 constexpr int64_t kMostSampled = 1 << 18;  // tokens that sample.metal chooses from
 
 // Rows [first, first + rows) of a batch, computed together.
@@ -125,11 +131,11 @@ class MetalBackend final : public Backend {
     bool run(std::span<const Op> ops, const Batch& batch) override {
         const auto rows = static_cast<int64_t>(batch.tokens.size());
         if (rows > max_rows_) throw BackendError("a batch of " + std::to_string(rows) + " rows is too large");
-        const Program& program = find(ops);
+        const Stretch stretch = find(ops);
         const uint32_t stride = write_inputs(batch);
         Completion last;
         size_t logits = 0, choices = 0;  // rows done
-        for (const Cut& cut : cuts(batch, program)) {
+        for (const Cut& cut : cuts(batch, stretch.program)) {
             if (cut.first > 0 && batch.stop && (*batch.stop)()) {
                 last.wait();
                 return false;
@@ -139,11 +145,11 @@ class MetalBackend final : public Backend {
             const bool apart = wanted > kMostRows;
             if (!apart) want(block, logits, wanted);
             choices += choose(batch, cut, choices, block);
-            last = commit(program, cut.many, block);
+            last = commit(stretch, cut.many, block);
             block.chosen.reset();
             for (size_t first = 0; apart && first < wanted; first += kMostRows) {
                 want(block, logits + first, std::min<size_t>(kMostRows, wanted - first));
-                last = commit_head(program, block);
+                last = commit_head(stretch.program, block);
                 last.wait();
                 copy_logits(batch, logits + first, block.wanted);
             }
@@ -180,21 +186,48 @@ class MetalBackend final : public Backend {
 
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override {
         const auto width = static_cast<size_t>(widths_[static_cast<size_t>(activation)]);
-        if (first < 0 || first + rows > kMostRows) {
-            throw InvalidArgument("only rows of the last " + std::to_string(kMostRows) + " can be read");
+        if (first < 0 || first + rows > block_rows_) {
+            throw InvalidArgument("only rows of the last block of " + std::to_string(block_rows_) +
+                                  " can be read");
         }
-        const auto* from = buffers_.activations[static_cast<size_t>(activation)].as<const float>();
-        return {from + static_cast<size_t>(first) * width, from + static_cast<size_t>(first + rows) * width};
+        const DeviceBuffer& buffer = buffers_.activations[static_cast<size_t>(activation)];
+        const size_t begin = static_cast<size_t>(first) * width;
+        const size_t count = static_cast<size_t>(rows) * width;
+        if (!rounded_.contains(activation) || !switches_.bf16_activations) {
+            const auto* from = buffer.as<const float>() + begin;
+            return {from, from + count};
+        }
+        std::vector<float> values(count);
+        std::transform(buffer.as<const uint16_t>() + begin, buffer.as<const uint16_t>() + begin + count,
+                       values.begin(), bf16_to_float);
+        return values;
     }
 
   private:
     class DecoderSteps;
 
-    Program make_program(std::span<const Op> ops, Builder& builder) const {
+    // Activations that are kept as bf16: all but the residual stream, the routing and the last hidden rows.
+    void note_rounded(const Op& op) {
+        const auto* project = std::get_if<NormProject>(&op);
+        const auto* delta = std::get_if<DeltaRule>(&op);
+        const auto* attend = std::get_if<Attend>(&op);
+        const auto* route = std::get_if<Route>(&op);
+        const auto* up = std::get_if<ExpertsUp>(&op);
+        const auto* dense = std::get_if<NormGateUp>(&op);
+        if (project) rounded_.insert(project->out);
+        if (delta) rounded_.insert(delta->out);
+        if (attend) rounded_.insert(attend->out);
+        if (route) rounded_.insert(route->normed);
+        if (up) rounded_.insert(up->out);
+        if (dense) rounded_.insert(dense->out);
+    }
+
+    Program make_program(std::span<const Op> ops, Builder& builder) {
         Program program{ops.data(), {}, {}};
         for (const Op& op : ops) {
             if (std::holds_alternative<Head>(op)) program.head = program.few.size();
             program.few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
+            note_rounded(op);
         }
         if (!switches_.matrix_prefill || std::ranges::any_of(ops, rows_obstacle)) return program;
         for (const Op& op : ops) {
@@ -282,9 +315,11 @@ class MetalBackend final : public Backend {
         block.sources = elements(inputs_->sources, first, count);
     }
 
-    const Program& find(std::span<const Op> ops) const {
+    Stretch find(std::span<const Op> ops) const {
         for (const Program& program : programs_) {
-            if (program.ops == ops.data()) return program;
+            const auto first = static_cast<size_t>(ops.data() - program.ops);
+            if (ops.data() >= program.ops && first + ops.size() <= program.few.size())
+                return {program, first, first + ops.size()};
         }
         throw BackendError("the backend wasn't prepared for these operations");
     }
@@ -388,12 +423,13 @@ class MetalBackend final : public Backend {
         return block;
     }
 
-    Completion commit(const Program& program, bool many, Block& block) {
+    Completion commit(const Stretch& stretch, bool many, Block& block) {
         make_room_for_splits(block.splits);
         const DeviceStates::Held held = states_->hold();
         block.cache = held.pages;
         Pass pass = stream_->begin(many ? "prompt" : "step");
-        for (size_t i = 0; i < program.few.size(); ++i) program.step(i, many).encode(block, pass);
+        for (size_t i = stretch.first; i < stretch.end; ++i)
+            stretch.program.step(i, many).encode(block, pass);
         return pass.commit();
     }
 
@@ -418,6 +454,7 @@ class MetalBackend final : public Backend {
     Sizes sizes_;
     std::vector<Program> programs_;
     std::vector<int64_t> widths_;
+    std::set<Activation> rounded_;
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
     int64_t block_rows_ = kMostRows;
@@ -429,10 +466,10 @@ class MetalBackend final : public Backend {
 // ring that goes further back than a step.
 class MetalBackend::DecoderSteps final : public Decoder {
   public:
-    DecoderSteps(MetalBackend& backend, const Program& program, Sequence& sequence, int32_t token,
+    DecoderSteps(MetalBackend& backend, const Stretch& steps, Sequence& sequence, int32_t token,
                  const Choice& choice)
         : backend_(backend),
-          program_(program),
+          stretch_(steps),
           sequence_(sequence),
           choice_(choice),
           other_(sequence.recurrent().layout()),
@@ -469,7 +506,7 @@ class MetalBackend::DecoderSteps final : public Decoder {
                               static_cast<uint32_t>(choice_.vocabulary),
                               std::nullopt};
         if (choice_.temperature > 0.0f) block.chosen->options = Range(options_);
-        steps_[now] = backend_.commit(program_, false, block);
+        steps_[now] = backend_.commit(stretch_, false, block);
         ++started_;
     }
 
@@ -512,7 +549,7 @@ class MetalBackend::DecoderSteps final : public Decoder {
     }
 
     MetalBackend& backend_;
-    const Program& program_;
+    Stretch stretch_;
     Sequence& sequence_;
     Choice choice_;
     RecurrentState other_;
@@ -533,6 +570,24 @@ std::unique_ptr<Decoder> MetalBackend::decoder(std::span<const Op> ops, Sequence
 
 std::unique_ptr<Backend> make_metal_backend(const BackendOptions& options) {
     return std::make_unique<MetalBackend>(options);
+}
+
+std::vector<CompiledFamily> compile_kernels() {
+    Device device;
+    Kernels kernels(device);
+    std::vector<CompiledFamily> families;
+    for (const std::string& family : kernels.families()) {
+        CompiledFamily& compiled = families.emplace_back(CompiledFamily{family, 0, ""});
+        try {
+            for (const std::string& name : kernels.names(family)) {
+                kernels.get(family, name);
+                ++compiled.kernels;
+            }
+        } catch (const BackendError& error) {
+            compiled.problem = error.what();
+        }
+    }
+    return families;
 }
 
 }  // namespace lily::metal

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lily_py.bench import records, tables
 from lily_py.bench.ablate import ABLATIONS, run_ablations
+from lily_py.bench.ablate_metal import METAL_ABLATIONS, cost_table, count_ablations
 from lily_py.bench.chips import CHIPS, find_chip
 from lily_py.bench.concurrency import REQUEST_COUNTS, measure_concurrency
 from lily_py.bench.estimate import PUBLISHED, PUBLISHED_SHAPE, estimate_report
@@ -128,9 +129,12 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--shape", default=PUBLISHED_SHAPE, help=", ".join(SHAPES))
     predict.add_argument("--contexts", type=_numbers, default=tuple(PUBLISHED), metavar="N,…")
 
-    ablate = command("ablate", _ablate, "Measure what each CPU optimisation is worth.")
+    ablate = command("ablate", _ablate, "Measure what each optimisation is worth.")
     _add_workload(ablate)
-    ablate.add_argument("--only", type=_names, default=tuple(ABLATIONS), metavar="NAME,…")
+    ablate.add_argument("--only", type=_names, metavar="NAME,…", help="default: all")
+    ablate.add_argument(
+        "--backend", choices=("cpu", "metal"), default="cpu", help="metal counts what a token takes, as well"
+    )
 
     start = command("start", _start, "Measure a fresh process up to its first token, and its memory.")
     start.add_argument("checkpoint", metavar="CHECKPOINT")
@@ -287,18 +291,36 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _ablate(options: argparse.Namespace) -> int:
-    if unknown := [name for name in options.only if name not in ABLATIONS]:
+    if options.backend == "metal":
+        return _ablate_metal(options)
+    names = options.only or tuple(ABLATIONS)
+    if unknown := [name for name in names if name not in ABLATIONS]:
         raise InvalidArgumentError(
             f"optimisation {unknown[0]!r} isn't known; choose from {', '.join(ABLATIONS)}"
         )
     result = run_ablations(
         _workload(options),
-        names=options.only,
+        names=names,
         rounds=options.rounds,
         priority=options.priority,
         say=_say,
     )
     return _finish(options, result, tables.ablation_table(result))
+
+
+def _ablate_metal(options: argparse.Namespace) -> int:
+    if options.save is not None:
+        raise InvalidArgumentError("--save keeps results of the CPU backend only; redirect the table instead")
+    for context in options.contexts:
+        costs = count_ablations(
+            options.checkpoint,
+            names=options.only or tuple(METAL_ABLATIONS),
+            context=context,
+            decode=options.decode,
+            say=_say,
+        )
+        print(f"A token after {context}:", "", cost_table(costs), "", sep="\n")
+    return 0
 
 
 def _start(options: argparse.Namespace) -> int:

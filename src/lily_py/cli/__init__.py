@@ -1,4 +1,4 @@
-"""The command line: ``lily generate``, ``chat``, ``info``, ``tokens`` and ``bench``.
+"""The command line: ``lily generate``, ``chat``, ``info``, ``tokens``, ``selftest`` and ``bench``.
 
 Exit status: 0 all went well, 1 an error of lily's (one line on stderr), 2 wrong usage, 130 ended by Ctrl-C.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lily_py import __version__
-from lily_py.cli import chat, generate, info, tokens
+from lily_py.cli import chat, generate, info, selftest, tokens
 from lily_py.engine import BACKENDS, KV_DTYPES
 
 _DESCRIPTION = """\
@@ -56,6 +56,12 @@ headers only, so it takes a moment for any size, and works for models that this 
 _TOKENS = """\
 Shows the tokens of a text: id and piece, one a line, and their number. Of a repository only the tokenizer is
 fetched. Control tokens such as <|im_end|> are ordinary characters unless --special.
+"""
+
+_SELFTEST = """\
+Compiles every kernel of the GPU backend and compares small random models with the CPU backend, operation by
+operation. Prints one report, which belongs into every report of a problem on a GPU; exit status 1 if
+something differs.
 """
 
 
@@ -144,6 +150,16 @@ def _make_parser() -> argparse.ArgumentParser:
     pieces.add_argument("--special", action="store_true", help="recognise control tokens in the text")
     pieces.add_argument("--json", action="store_true", help="print one JSON object")
     pieces.add_argument("--revision", metavar="REV", help="branch, tag or commit of a repository")
+
+    check = commands.add_parser(
+        "selftest",
+        help="compare the GPU with the CPU",
+        description=_SELFTEST,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    check.add_argument("--backend", choices=BACKENDS, default="auto", help="what to test (default: auto)")
+    check.set_defaults(run=selftest.run, parser=check)
 
     # Handed over before anything is parsed; it stands here to be listed.
     commands.add_parser(

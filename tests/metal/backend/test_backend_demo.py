@@ -125,7 +125,7 @@ def test_answers_in_a_batch_are_those_of_the_cpu(engines: tuple[Any, Any]) -> No
 
 def test_a_seed_gives_the_same_draws_alone_and_in_company(engines: tuple[Any, Any]) -> None:
     metal, _ = engines
-    options = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_tokens": 12}
+    options = {"temperature": 3.0, "top_k": 200, "top_p": 0.98, "max_tokens": 12}
     alone = [metal.generate(QUESTIONS[2], seed=seed, **options).token_ids for seed in (1, 2)]
     assert metal.generate(QUESTIONS[2], seed=1, **options).token_ids == alone[0] != alone[1]
     streams = [metal.stream(QUESTIONS[2], seed=seed, **options) for seed in (1, 2)]
