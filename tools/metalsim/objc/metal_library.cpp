@@ -91,6 +91,56 @@ PipelineState* new_pipeline(Function* f, unsigned long max_threads, Error** erro
     return p;
 }
 
+// MTLBinding of one parameter of a kernel.
+struct KernelBinding : Object {
+    ParameterInfo info;
+};
+struct Reflection : Object {
+    Array* bindings = nullptr;
+    void finish() { release(bindings); }
+};
+
+bool is_bound(const ParameterInfo& info) { return info.kind != ParameterKind::builtin; }
+
+Reflection* new_reflection(const KernelInfo& kernel) {
+    std::vector<Object*> bindings;
+    for (size_t i = 0; i < kernel.parameter_count; i++) {
+        if (!is_bound(kernel.parameters[i])) continue;
+        auto* b = make<KernelBinding>("MTLBinding");
+        b->info = kernel.parameters[i];
+        bindings.push_back(b);
+    }
+    auto* r = make<Reflection>("MTLComputePipelineReflection");
+    r->bindings = new_array(std::move(bindings));
+    return r;
+}
+
+PipelineState* new_reflected_pipeline(Function* f, unsigned long max_threads, unsigned long options,
+                                      Object** reflection, Error** error) {
+    constexpr unsigned long binding_info = 1;
+    PipelineState* p = new_pipeline(f, max_threads, error);
+    if (reflection)
+        *reflection =
+            p && (options & binding_info) ? autoreleased(new_reflection(*f->pipeline.kernel)) : nullptr;
+    return p;
+}
+
+void declare_reflection() {
+    const char* R = "MTLComputePipelineReflection";
+    declare_class<Reflection>(R);
+    method(R, "bindings", [](Reflection* r, SEL) { return r->bindings; });
+    const char* B = "MTLBinding";
+    declare_class<KernelBinding>(B);
+    method(B, "index", [](KernelBinding* b, SEL) { return static_cast<unsigned long>(b->info.index); });
+    method(B, "type",
+           [](KernelBinding* b, SEL) { return b->info.kind == ParameterKind::threadgroup_memory ? 1l : 0l; });
+    method(B, "access", [](KernelBinding* b, SEL) { return b->info.is_const ? 0ul : 1ul; });
+    // Whether an optional one is used depends on function constants.
+    method(B, "isUsed", [](KernelBinding* b, SEL) { return b->info.kind != ParameterKind::optional_buffer; });
+    method(B, "bufferDataSize",
+           [](KernelBinding* b, SEL) { return static_cast<unsigned long>(b->info.element_size); });
+}
+
 void declare_options() {
     const char* O = "MTLCompileOptions";
     declare_class<CompileOptions>(O);
@@ -180,6 +230,7 @@ void declare_pipelines() {
 void declare_library() {
     declare_options();
     declare_pipelines();
+    declare_reflection();
     const char* D = "MTLDevice";
     method(D, "newLibraryWithSource:options:error:",
            [](Device*, SEL, Object* s, CompileOptions* o, Error** e) { return new_library(s, o, e); });
@@ -202,14 +253,12 @@ void declare_library() {
         return new_pipeline(f, 0, e);
     });
     method(D, "newComputePipelineStateWithFunction:options:reflection:error:",
-           [](Device*, SEL, Function* f, unsigned long, Object** reflection, Error** e) {
-               if (reflection) *reflection = nullptr;
-               return new_pipeline(f, 0, e);
+           [](Device*, SEL, Function* f, unsigned long options, Object** reflection, Error** e) {
+               return new_reflected_pipeline(f, 0, options, reflection, e);
            });
     method(D, "newComputePipelineStateWithDescriptor:options:reflection:error:",
-           [](Device*, SEL, PipelineDescriptor* d, unsigned long, Object** reflection, Error** e) {
-               if (reflection) *reflection = nullptr;
-               PipelineState* p = new_pipeline(d->function, d->max_threads, e);
+           [](Device*, SEL, PipelineDescriptor* d, unsigned long options, Object** reflection, Error** e) {
+               PipelineState* p = new_reflected_pipeline(d->function, d->max_threads, options, reflection, e);
                if (p && !d->label.empty()) p->label = d->label;
                return p;
            });

@@ -76,10 +76,10 @@ void wrong_declarations(Gpu& gpu) {
         return error;
     };
     std::string error = failure([&](metal::Pass& pass) {
-        pass.launch(gpu.advance, {reads(x), constant(kCount)}, {2}, {32});
+        pass.launch(gpu.advance, {unused(x), constant(kCount)}, {2}, {32});
         gpu.launch_add(pass, x, x, y);
     });
-    check(contains(error, "dispatch-hazard"), "a write declared as a read is found: " + error);
+    check(contains(error, "dispatch-hazard"), "a write declared as none is found: " + error);
     check(contains(error, "Metal pass 'wrong', 2 launches (advance, add)"),
           "the error names pass and kernels");
     error = failure([&](metal::Pass& pass) {
@@ -173,7 +173,7 @@ void serial() {
     unsetenv("LILY_METAL_SERIAL");
     auto x = gpu.floats(1), y = gpu.floats(0);
     metal::Pass pass = gpu.stream.begin("serial");
-    pass.launch(gpu.advance, {reads(x), constant(kCount)}, {2}, {32});  // wrong, and without consequence
+    pass.launch(gpu.advance, {unused(x), constant(kCount)}, {2}, {32});  // wrong, and without consequence
     gpu.launch_add(pass, x, x, y);
     gpu.launch_add(pass, x, x, y);
     pass.commit().wait();
@@ -199,7 +199,11 @@ void refusals(Gpu& gpu) {
           "so is an offset beyond it");
     check(contains(refused({updates(x), constant(Large{})}, {1}, {32}), "larger than 4 KiB"),
           "so are large constants");
-    check(contains(refused({updates(metal::DeviceBuffer())}, {1}, {32}), "has no buffer"), "and no buffer");
+    check(contains(refused({updates(metal::DeviceBuffer()), constant(kCount)}, {1}, {32}), "has no buffer"),
+          "and no buffer");
+    check(contains(refused({reads(x), constant(kCount)}, {1}, {32}), "argument 0 is declared as read"),
+          "and a read of what the kernel may write");
+    check(contains(refused({updates(x)}, {1}, {32}), "argument 1 is missing"), "and too few arguments");
     check(contains(refused({updates(x), constant(kCount)}, {0}, {32}), "no threads"), "and an empty grid");
     metalsim_set_max_threads("advance", 64);
     metal::Kernels limited(gpu.device, {}, std::span(&arithmetic, 1));
