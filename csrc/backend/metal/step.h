@@ -38,7 +38,7 @@ struct Buffers {
     uint32_t splits = 0;      // room for
     DeviceBuffer best;        // [rows, threadgroups of the head] (order key, token)
     DeviceBuffer logits;      // [rows, vocabulary]
-    DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, zero between steps
+    DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, left ready for the next step
 };
 
 struct Sizes {  // in numbers of four bytes per row
@@ -83,7 +83,7 @@ struct Chosen {
 };
 
 constexpr uint32_t kNotANumber = 0xffffffff;
-constexpr size_t kBinNumbers = 3 * 1024;
+constexpr size_t kBinNumbers = 3 * (1024 + 64);  // by bin, by slice of the vocabulary
 
 // Rows that go through the operations together.
 struct Block {
