@@ -30,6 +30,11 @@
 
 constant constexpr const uint kThreads = 128u;
 constant constexpr const uint kHalf = 32u;  // columns of the first half of a tile
+#ifdef LILY_WHOLE_TILES
+constant constexpr const bool kWhole = true;
+#else
+constant constexpr const bool kWhole = false;  // eights of a tile without rows are left out
+#endif
 
 // Columns of a step: a chunk for each thread if tiles are bf16, half as many if fp32.
 template <typename Tile, int HALVES>
@@ -150,7 +155,7 @@ inline void multiply_rows(device const uint* codes, device const Scale* scales, 
             }
 #pragma clang loop unroll(full)
             for (int i = 0; i < ROWS / 8; ++i) {
-                if (8u * uint(i) < count) {
+                if (kWhole || 8u * uint(i) < count) {
                     threadgroup const Tile* at = rows + (8u * uint(i) + row) * kStride + k + column;
                     const Fragment x = fragment(float(at[0]), float(at[1]));
 #pragma clang loop unroll(full)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from metal_reference import (
     ACTIVATIONS,
+    NOTHING,
     Array,
+    Weights,
     assert_near,
     on_every_seed,
     quantised,
     rms,
     silu,
+    structure,
 )
 from prefill_reference import PATH_TILES, PATHS, expanded, project, rows_shape
 
@@ -124,6 +127,43 @@ def test_the_bits_of_a_row_depend_on_neither_tile_nor_company(
         ]
         for found in results:
             assert found.tobytes() == results[0][: len(found)].tobytes()
+
+
+def test_whole_tiles_give_the_same_bytes(sim: Any, kernels: Any, rng: Any) -> None:
+    dtype = ACTIVATIONS["bfloat"][0]
+    w = quantised(rng, 40, 96, 4, 32)
+    x = rng.normal(0, 1, (70, 96)).astype(dtype)
+    path, before = PATHS["simdgroup"], np.zeros((70, 40), dtype)
+    found = [
+        project(sim, path, kernels(file), "project_rows", 64, w, x, before, 40).tobytes()
+        for file in ("matrix_simdgroup", "ablation/whole_tiles")
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["b4", "b8"])
+def test_a_matrix_expanded_beforehand_gives_the_same_bytes(
+    sim: Any, kernels: Any, rng: Any, kind: str
+) -> None:
+    dtype = ACTIVATIONS["bfloat"][0]
+    w = quantised(rng, 70, 288, kind, 32)
+    x = rng.normal(0, 1, (9, 288)).astype(dtype)
+    path, before = PATHS["simdgroup"], np.zeros((9, 70), dtype)
+    out = sim.buffer(np.zeros((70, 288), dtype), "expanded")
+    arguments = w.arguments(sim) | {3: out, 4: structure(70, 288, w.group_shift)}
+    with sim.encoder() as encoder:
+        library = kernels("ablation/expand_weights")
+        groups = -(-70 * 288 // 8192)
+        encoder.dispatch(library, f"expand_weights_{kind}", arguments, groups=groups, group=256)
+    assert sim.diagnostics() == []
+    matrix = out.array(dtype, (70, 288)).copy()
+    assert (matrix.astype(np.float64) == expanded(w, dtype)).all()
+    plain = Weights("b16", 32, matrix, NOTHING, NOTHING, matrix.astype(np.float64))
+    found = [
+        project(sim, path, path.library(kernels), "project_rows", 16, weights, x, before, 70).tobytes()
+        for weights in (w, plain)
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
