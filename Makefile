@@ -81,7 +81,6 @@ wheel: $(BIN)/python  ## the wheel and the source distribution, into dist/
 	$(BIN)/python -m build
 
 wheel-macos: $(VENV)/.test-tools  ## the wheel for Apple Silicon, cross-built (fetches a compiler from PyPI), into dist/
-	$(PIP) install --quiet build wheel
 	PYTHONPATH=tools $(BIN)/python -m metalsim wheel-macos
 
 clean:  ## remove what was built

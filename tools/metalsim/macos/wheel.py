@@ -56,12 +56,12 @@ def _run(*command: str) -> None:
 def _python_part(folder: Path) -> Path:
     """A wheel of the package without an extension."""
     settings = ["-C", "wheel.cmake=false", "-C", "wheel.platlib=true"]
-    _run("build", "--wheel", "--outdir", str(folder), *settings, str(REPOSITORY))
+    _run("pip", "wheel", "--no-deps", "--wheel-dir", str(folder), *settings, str(REPOSITORY))
     return next(folder.glob("*.whl"))
 
 
 def build_wheel(output: Path) -> Path:
-    """Write the wheel into `output`; returns its path. Needs the packages build and wheel, and an index.
+    """Write the wheel into `output`; returns its path. Needs the package wheel, and an index for build tools.
 
     Raises CompileError or CrossBuildError.
     """
