@@ -81,3 +81,20 @@ class Script:
         forced = np.full_like(logits, -1e9)
         forced[self.left.pop(0)] = 0
         return forced
+
+
+def flip(path: Path, place: int) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def altered(folder: Path, target: Path) -> Path:
+    """A copy of a checkpoint in which one byte of the last tensor differs, as after a fine-tuning."""
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    weights = max(target.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    flip(weights, weights.stat().st_size - 1)
+    return target
