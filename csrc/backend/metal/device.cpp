@@ -212,8 +212,12 @@ std::string unavailable_reason() {
 
 bool system_at_least(int major, int minor) {
     const AutoreleaseScope scope;
-    return NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion(
-        NS::OperatingSystemVersion{major, minor, 0});
+    const auto reported = [](int major, int minor) {
+        return NS::ProcessInfo::processInfo()->isOperatingSystemAtLeastVersion(
+            NS::OperatingSystemVersion{major, minor, 0});
+    };
+    // A program linked for an older system, as most Pythons are, is told 16 for 26.
+    return reported(major, minor) || (major >= 26 && !reported(26, 0) && reported(major - 10, minor));
 }
 
 }  // namespace lily::metal

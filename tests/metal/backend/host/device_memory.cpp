@@ -91,6 +91,12 @@ void devices() {
         pass.commit().wait();
         check(all(x, 1) && !gpu.device.residency(), "macOS 14 works without them");
     }
+    metalsim_set_macos(16, 2);
+    check(metal::system_at_least(26, 2) && !metal::system_at_least(26, 3) && !metal::system_at_least(27),
+          "macOS 26 may call itself 16");
+    metalsim_set_macos(26, 2);
+    check(metal::system_at_least(26, 2) && !metal::system_at_least(26, 3) && !metal::system_at_least(27),
+          "or 26");
     metalsim_set_macos(13, 6);
     check(contains(error_of([] { metal::Device(); }), "needs macOS 14"), "an older system is refused");
     check(contains(metal::unavailable_reason(), "needs macOS 14"), "with the reason");
