@@ -208,7 +208,8 @@ def test_a_step_into_another_state_leaves_the_one_before(sim: Any, kernels: Any,
     layer = Layer.random(rng, s, 3, np.float32)
     projected = rows_of(rng, s, 2, np.float32)
     library = kernels("delta_rule", "float")
-    found, apart = step(sim, library, layer, projected, 8), step(sim, library, layer, projected, 8, apart=True)
+    found = step(sim, library, layer, projected, 8)
+    apart = step(sim, library, layer, projected, 8, apart=True)
     assert [array.tobytes() for array in apart] == [array.tobytes() for array in found]
 
 

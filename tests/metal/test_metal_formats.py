@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from metal_reference import (
     BF16,
+    METAL,
     SMALL_FLOATS,
     Array,
     Weights,
@@ -24,6 +25,8 @@ from metal_reference import (
 from test_metal_experts import Mixture, Shape, chosen, down, routed, up
 from test_metal_head import embed, head
 from test_metal_project import block, capacity, inputs, launch, norm_project, shape
+
+from metalsim.msl.static_check import check  # isort: skip
 
 # Name of the kernels, group, type of scales and biases.
 CASES = [
@@ -56,6 +59,15 @@ def near(found: Array, x: Array, weights: Weights) -> None:
     """`found` is x times the matrix."""
     wide = np.asarray(x, np.float64)
     assert_near(found, wide @ weights.dense.T, np.abs(wide) @ np.abs(weights.dense.T), 2.0**-22)
+
+
+@every_format
+@pytest.mark.parametrize("file", ["project", "experts", "head", "combine"])
+def test_a_build_for_one_format_passes_the_static_check(
+    compiler: Any, kind: str, group: int, scale: str, file: str
+) -> None:
+    define = [f"LILY_FORMAT={kind}", f"LILY_SCALE={scale}"]
+    assert check(METAL / f"{file}.metal", include=[METAL], define=define, language="3.1") == []
 
 
 @every_format
