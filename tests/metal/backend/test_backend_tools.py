@@ -1,0 +1,56 @@
+"""`lily selftest` and `lily bench ablate --backend metal` on the simulator."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
+    """Kernels without the checker."""
+    loaded_simulator.configure(checks=False)
+
+
+@pytest.mark.slow
+def test_ablations_show_in_the_counts_of_a_token() -> None:
+    """The demo model: three Gated DeltaNet layers of 6 launches, one of attention with 8, and both ends."""
+    ablate = importlib.import_module("lily_py.bench.ablate_metal")
+    names = ("concurrent_pass", "token_handoff", "bf16_activations")
+    costs = ablate.count_ablations("demo", names=names, context=8, decode=3)
+    everything, serial, handoff, exact = (cost.counts for cost in costs)
+    assert everything["launches"] == everything["stages"] == 3 * 6 + 8 + 3
+    assert everything["barriers"] == everything["launches"] - 1
+    assert serial["launches"] == everything["launches"]
+    assert serial["barriers"] == 0  # the pass itself is in order
+    assert handoff["launches"] == everything["launches"] - 1  # the host chooses
+    assert exact["bytes"] > everything["bytes"]
+    assert ablate.cost_table(costs).count("\n") == 1 + len(costs)
+
+
+@pytest.mark.slow
+def test_selftest_passes_and_reports_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert importlib.import_module("lily_py.cli").main(["selftest"]) == 0
+    report = capsys.readouterr().out
+    assert report.endswith("selftest: passed\n")
+    for operation in (
+        "embed", "norm_project", "delta_rule", "rotary_append", "attend", "project_add", "route",
+        "experts_up", "experts_down", "norm_gate_up", "head", "logits", "greedy tokens",
+    ):  # fmt: skip
+        assert operation in report
+
+
+def test_selftest_finds_an_operation_that_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks that fail are listed at the end, and in the exit status."""
+    selftest = importlib.import_module("lily_py.cli.selftest")
+    checks = [selftest.Check("dense: attend", "1.0e-01 of 0.0002", False), selftest.Check("x", "fine", True)]
+    monkeypatch.setattr(selftest, "_checks", lambda backend: iter(checks))
+    assert importlib.import_module("lily_py.cli").main(["selftest"]) == 1
+    report = capsys.readouterr().out
+    assert "FAIL  dense: attend" in report
+    assert report.endswith("selftest: FAILED: dense: attend\n")
