@@ -306,9 +306,16 @@ template <typename Cached, int D, int HEADS>
     LILY_ATTEND(cached, dim, 4)                                           \
     LILY_ATTEND(cached, dim, 8)
 
+// The kernels for one cache and one head size, by -D LILY_CACHED=float -D LILY_HEAD_DIM=128, or for those
+// that are usual.
+#ifdef LILY_HEAD_DIM
+#define LILY_ATTENTION_OF(cached, dim) LILY_ATTENTION(cached, dim)
+LILY_ATTENTION_OF(LILY_CACHED, LILY_HEAD_DIM)
+#else
 LILY_ATTENTION(bfloat, 32)
 LILY_ATTENTION(bfloat, 64)
 LILY_ATTENTION(bfloat, 128)
 LILY_ATTENTION(bfloat, 256)
 LILY_ATTENTION(float, 64)
 LILY_ATTENTION(float, 256)
+#endif

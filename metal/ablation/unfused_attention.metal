@@ -86,6 +86,12 @@ template <typename Cached, int D>
     template [[host_name("append_" #cached "_d" #dim)]] [[kernel]] \
     decltype(append<cached, dim>) append<cached, dim>;
 
+#ifdef LILY_HEAD_DIM
+#define LILY_HEADS_OF(cached, dim) \
+    LILY_HEADS(dim)                \
+    LILY_APPEND(cached, dim)
+LILY_HEADS_OF(LILY_CACHED, LILY_HEAD_DIM)
+#else
 LILY_HEADS(32)
 LILY_HEADS(64)
 LILY_HEADS(128)
@@ -96,3 +102,4 @@ LILY_APPEND(bfloat, 128)
 LILY_APPEND(bfloat, 256)
 LILY_APPEND(float, 64)
 LILY_APPEND(float, 256)
+#endif
