@@ -41,16 +41,9 @@ class Engine:
 
 
 LILY = Engine(
-    "lily",
-    (6, 6),
-    (8, 8),
-    (3, 3),
-    state_passes=2,
-    packed_from=0,
-    chunk=4096,
-    chunk_gdn=13,
-    chunk_attention=14,
-)
+    "lily", (6, 6), (8, 8), (3, 3), state_passes=2, packed_from=0, chunk=2048, chunk_gdn=14,
+    chunk_attention=13,
+)  # fmt: skip
 PUBLIC = Engine(
     "public engine", (14, 10), (18, 12), (5, 5), state_passes=3, packed_from=8192, chunk=4096, chunk_gdn=45,
     chunk_attention=47,
