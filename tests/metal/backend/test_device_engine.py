@@ -23,9 +23,14 @@ def folder(tiny: Any) -> Path:
 
 
 @pytest.fixture
-def clean(metal_lily: ModuleType, sim: Any) -> Iterator[None]:
-    """The test's engine leaves no objects of the GPU; kernels are the fast ones, without the checker."""
+def fast(sim: Any) -> None:
+    """Kernels without the checker, which other tests have."""
     sim.configure(checks=False)
+
+
+@pytest.fixture
+def clean(metal_lily: ModuleType, sim: Any, fast: None) -> Iterator[None]:
+    """The test's engine leaves no objects of the GPU."""
     gc.collect()
     before = {name: sim.live_objects(name) for name in ("MTLBuffer", "MTLCommandQueue", "MTLCommandBuffer")}
     yield
@@ -88,6 +93,7 @@ def test_weights_beyond_the_working_set_are_refused(metal_lily: ModuleType, sim:
         metal_lily.Engine.load(folder, backend="metal")
 
 
+@pytest.mark.usefixtures("fast")
 def test_auto_takes_metal_where_it_works(
     metal_lily: ModuleType, sim: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
