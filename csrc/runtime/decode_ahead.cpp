@@ -29,7 +29,11 @@ void DecodeAhead::settle(const Sequence& sequence) {
 
 void DecodeAhead::begin(Sequence& sequence, int32_t token, const Choice& choice) {
     sequence.require_settled();
-    decoder_ = backend_.decoder(ops_, sequence, token, choice);
+    try {
+        decoder_ = backend_.decoder(ops_, sequence, token, choice);
+    } catch (const MemoryBudgetError&) {
+        return;  // one step after the other needs less
+    }
     if (!decoder_) return;
     sequence_ = &sequence;
     choice_ = choice;
