@@ -103,6 +103,7 @@ def test_loading_options_reach_the_engine_under_their_names(
 
     monkeypatch.setattr(lily_py.Engine, "load", load)
     typed = "--backend cpu --mtp head --max-context 512 --memory-limit 2GB --threads 3 --revision v1"
+    typed += " --kv-dtype int8"
     for command in (("generate", "a/b", QUESTION), ("chat", "a/b")):
         assert run(*command, *typed.split()).status == 1
     expected = {
@@ -112,6 +113,7 @@ def test_loading_options_reach_the_engine_under_their_names(
         "max_context": 512,
         "memory_limit": "2GB",
         "threads": 3,
+        "kv_dtype": "int8",
         "revision": "v1",
     }
     assert seen == [expected] * 2

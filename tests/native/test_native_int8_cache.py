@@ -126,22 +126,30 @@ def texts() -> list[Ids]:
 
 @pytest.mark.skipif(not (DEMO / "config.json").is_file(), reason="the demo model is not there")
 def test_the_demo_model_hardly_notices(texts: list[Ids]) -> None:
-    """Perplexity and most probable tokens beside fp32 keys and values, everything else equal."""
+    """Distributions beside those with fp32 keys and values, everything else equal.
 
-    def scores(kv_dtype: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    Divergence is the measure: a perplexity over 1,355 positions is itself uncertain by 0.1 to 0.2 %, and has to
+    keep within four standard errors.
+    """
+
+    def rows_of(kv_dtype: str) -> NDArray[np.float64]:
         model: _core.Model = load_model(open_checkpoint(DEMO), kv_dtype=kv_dtype, threads=1)
-        chances, tops = [], []
-        for ids in texts:
-            rows = log_softmax(feed(model, model.new_sequence(), ids).astype(np.float64))
-            chances.append(rows[np.arange(len(ids) - 1), ids[1:]])
-            tops.append(rows.argmax(-1))
-        return np.concatenate(chances), np.concatenate(tops)
+        return np.concatenate(
+            [log_softmax(feed(model, model.new_sequence(), ids)[:-1].astype(np.float64)) for ids in texts]
+        )
 
-    exact, tops = scores("float32")
-    for kind, limit in (("bfloat16", 0.0004), ("int8", 0.002)):
-        chances, others = scores(kind)
-        change = float(np.exp(exact.mean() - chances.mean()) - 1)
-        same = float((tops == others).mean())
-        print(f"{kind}: {len(chances)} positions, perplexity {change:+.4%}, same top token {same:.2%}")
-        assert abs(change) < limit
-        assert same > 0.99
+    following = np.concatenate([ids[1:] for ids in texts])
+    exact = rows_of("float32")
+    for kind in ("bfloat16", "int8"):
+        rows = rows_of(kind)
+        divergence = float((np.exp(exact) * (exact - rows)).sum(-1).mean())
+        same = float((exact.argmax(-1) == rows.argmax(-1)).mean())
+        loss = (exact - rows)[np.arange(len(rows)), following]
+        error = float(loss.std() / np.sqrt(len(loss)))
+        print(
+            f"{kind}: {len(rows)} positions, {divergence:.2e} nats a token, same top token {same:.2%}, "
+            f"perplexity {np.expm1(loss.mean()):+.3%} (uncertain by {error:.3%})"
+        )
+        assert 0 < divergence < 0.003
+        assert same > 0.985
+        assert abs(loss.mean()) < 4 * error

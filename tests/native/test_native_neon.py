@@ -81,3 +81,16 @@ def test_dot_product_kernels_give_the_bits_of_the_plain_ones(program: Path) -> N
 def test_a_processor_without_dot_products_does_not_get_them(program: Path) -> None:
     assert emulate(program, ["neon"], "cortex-a53").returncode == 2
     assert emulate(program, ["generic"], "cortex-a53").returncode == 0
+
+
+def test_everything_below_the_bindings_compiles() -> None:
+    folders = ("base", "weights", "state", "graph", "runtime", "backend", "backend/cpu", "bench")
+    sources = [source for folder in folders for source in sorted((ROOT / "csrc" / folder).glob("*.cpp"))]
+    assert len(sources) > 15
+
+    def complaints(source: Path) -> str:
+        command = [COMPILER, *FLAGS, "-DLILY_NEON_KERNELS", "-fsyntax-only", str(source)]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        assert "".join(pool.map(complaints, sources)) == ""

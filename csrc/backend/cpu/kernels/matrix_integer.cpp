@@ -146,8 +146,10 @@ void accumulate_rows(int64_t count, const PanelInput<Source>* panels, int64_t gr
     if constexpr (Block == 64) {
         if (count == 2) return accumulate<2, P, Block>(panels, group, x, rows, acc);
         if (count == 3) return accumulate<3, P, Block>(panels, group, x, rows, acc);
-        if (count <= 4) return accumulate<4, P, Block>(panels, group, x, rows, acc);
-        if (count <= 6) return accumulate<6, P, Block>(panels, group, x, rows, acc);
+        if (count == 4) return accumulate<4, P, Block>(panels, group, x, rows, acc);
+        if (count == 5) return accumulate<5, P, Block>(panels, group, x, rows, acc);
+        if (count == 6) return accumulate<6, P, Block>(panels, group, x, rows, acc);
+        if (count == 7) return accumulate<7, P, Block>(panels, group, x, rows, acc);
     }
     accumulate<kTileRows, P, Block>(panels, group, x, rows, acc);
 }
@@ -155,8 +157,11 @@ void accumulate_rows(int64_t count, const PanelInput<Source>* panels, int64_t gr
 template <int P, typename Source>
 void run_rows(const MatrixTask& task, const Panel* places, const PanelInput<Source>* panels, float* out) {
     const int64_t group = task.weight->group;
-    for (int64_t begin = 0; begin < task.count; begin += kTileRows) {
-        const int64_t count = task.count - begin < kTileRows ? task.count - begin : kTileRows;
+    // Tiles of nearly equal size: a small one at the end would wait for its own sums.
+    const int64_t tiles = (task.count + kTileRows - 1) / kTileRows;
+    int64_t count = 0;
+    for (int64_t begin = 0, tile = 0; tile < tiles; ++tile, begin += count) {
+        count = (task.count - begin) / (tiles - tile);
         int64_t rows[kTileRows];
         for (int64_t i = 0; i < count; ++i) rows[i] = task.row_index ? task.row_index[begin + i] : begin + i;
         F32 acc[P][kTileRows];
