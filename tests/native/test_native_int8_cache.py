@@ -128,8 +128,8 @@ def texts() -> list[Ids]:
 def test_the_demo_model_hardly_notices(texts: list[Ids]) -> None:
     """Distributions beside those with fp32 keys and values, everything else equal.
 
-    Divergence is the measure: a perplexity over 1,355 positions is itself uncertain by 0.1 to 0.2 %. It has to
-    keep within four standard errors.
+    Divergence is the measure: a perplexity over 1,355 positions is itself uncertain by 0.1 to 0.2 %. It must
+    stay within four standard errors.
     """
 
     def rows_of(kv_dtype: str) -> NDArray[np.float64]:
