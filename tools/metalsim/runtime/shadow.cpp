@@ -174,13 +174,15 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
 // Whether the process has memory at an address outside of all buffers: constants of the kernel library, what
 // the runtime gives to kernels.
 bool is_mapped(uintptr_t address) {
-    constexpr uintptr_t page = 4096, slots = 64;
-    static thread_local uintptr_t known[slots];
+    constexpr uintptr_t page = 4096;
+    constexpr unsigned slot_bits = 13;  // the stacks of a threadgroup's threads, at equal distances
+    static thread_local uintptr_t known[1u << slot_bits];
     const uintptr_t number = address / page;
-    if (known[number % slots] == number) return true;
+    uintptr_t& slot = known[number * 0x9e3779b97f4a7c15u >> (64 - slot_bits)];
+    if (slot == number) return true;
     unsigned char resident;
     if (mincore(reinterpret_cast<void*>(number * page), page, &resident) != 0) return false;
-    known[number % slots] = number;
+    slot = number;
     return true;
 }
 
