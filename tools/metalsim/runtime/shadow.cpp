@@ -176,13 +176,13 @@ Fresh touch(Cell* c, unsigned size, Access kind, uint64_t now, const Buffer* b, 
 bool is_mapped(uintptr_t address) {
     constexpr uintptr_t page = 4096;
     constexpr unsigned slot_bits = 13;  // the stacks of a threadgroup's threads, at equal distances
-    static thread_local uintptr_t known[1u << slot_bits];
+    static std::atomic<uintptr_t> known[1u << slot_bits];
     const uintptr_t number = address / page;
-    uintptr_t& slot = known[number * 0x9e3779b97f4a7c15u >> (64 - slot_bits)];
-    if (slot == number) return true;
+    std::atomic<uintptr_t>& slot = known[number * 0x9e3779b97f4a7c15u >> (64 - slot_bits)];
+    if (slot.load(std::memory_order_relaxed) == number) return true;
     unsigned char resident;
     if (mincore(reinterpret_cast<void*>(number * page), page, &resident) != 0) return false;
-    slot = number;
+    slot.store(number, std::memory_order_relaxed);
     return true;
 }
 
