@@ -170,11 +170,17 @@ class SessionPrograms(RuleBasedStateMachine):
         self.touched = []
 
 
-@pytest.mark.parametrize("shape", ["moe_tied", "gdn_ratio3"])
-def test_random_programs_equal_cold_runs(tiny: Any, shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kv_dtype"), [("moe_tied", "bfloat16"), ("gdn_ratio3", "bfloat16"), ("moe_tied", "int8")]
+)
+def test_random_programs_equal_cold_runs(tiny: Any, shape: str, kv_dtype: str, tmp_path: Path) -> None:
     folder: Path = tiny(shape, "mlx-4bit-g64")
-    with load(folder, snapshot_interval=24) as engine, load(folder, cache_bytes=0) as reference:
-        SessionPrograms.engine, SessionPrograms.reference = engine, reference
+    options = {"kv_dtype": kv_dtype}
+    with (
+        load(folder, snapshot_interval=24, **options) as engine,
+        load(folder, cache_bytes=0, **options) as cold,
+    ):
+        SessionPrograms.engine, SessionPrograms.reference = engine, cold
         SessionPrograms.saved = tmp_path / "session"
         machine = SessionPrograms.TestCase
         machine.settings = settings(
