@@ -25,10 +25,9 @@ SOURCE_FOLDERS = (
     "bindings",
 )  # fmt: skip
 DEFINES = ("LILY_METAL", "METALCPP_SYMBOL_VISIBILITY_HIDDEN")
-KERNEL_DEFINES = ("LILY_ISA=generic", 'LILY_ISA_NAME="generic"')
 # As in CMakeLists.txt: every build gives the same bits.
 FLAGS = ("-I", str(CSRC), "-Wall", "-Wextra", "-ffp-contract=off", "-fvisibility=hidden")
-KERNEL_FLAGS = ("-O2", "-fno-math-errno", "-fno-trapping-math")
+_KERNEL_FLAGS = ("-O2", "-fno-math-errno", "-fno-trapping-math")
 _PACKAGES = ("lily", "lily_py")
 
 
@@ -41,8 +40,13 @@ def sources() -> list[Path]:
 
 
 def cpu_kernels() -> list[Path]:
-    """C++ files of the CPU kernels, which are compiled with `KERNEL_DEFINES` and `KERNEL_FLAGS`."""
+    """C++ files of the CPU kernels, which are compiled with `kernel_flags`."""
     return sorted((CSRC / "backend" / "cpu" / "kernels").glob("*.cpp"))
+
+
+def kernel_flags(instruction_set: str) -> list[str]:
+    """Further flags of the CPU kernels for one instruction set."""
+    return [f"-DLILY_ISA={instruction_set}", f'-DLILY_ISA_NAME="{instruction_set}"', *_KERNEL_FLAGS]
 
 
 def embedded_kernels() -> Path:
@@ -91,7 +95,7 @@ def build_package(nanobind: Path | None = None) -> Path:
     package = paths.build_directory() / "package"
     for name in _PACKAGES:
         _link_package(package / name, paths.REPOSITORY / "src" / name)
-    flags = [*build.host_flags(), *FLAGS, *KERNEL_FLAGS, *(f"-D{define}" for define in KERNEL_DEFINES)]
+    flags = [*build.host_flags(), *FLAGS, *kernel_flags("generic")]
     objects = paths.build_directory() / "extension"
     kernels = [compile_object([str(zig()), "c++"], flags, source, objects) for source in cpu_kernels()]
     build.build_extension(

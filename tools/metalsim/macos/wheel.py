@@ -22,13 +22,15 @@ TARGET = "14.0"
 STABLE_ABI = "3.10"
 TAG = {"python": "cp310", "abi": "abi3", "platform": "macosx_14_0_arm64"}
 NAME = "_core.abi3.so"
+CPU_KERNELS = ("generic", "neon")  # dot products are part of every Apple Silicon
 
 
 def build_extension() -> tuple[Path, cross_build.Report]:
     """The extension as a Mac would build it, checked. Raises CompileError or CrossBuildError."""
     output = build_directory() / "macos" / NAME
+    choice = extension.CSRC / "backend" / "cpu" / "kernels.cpp"
     options = cross_build.Options(
-        sources=extension.sources(),
+        sources=[source for source in extension.sources() if source != choice],
         output=output,
         target=TARGET,
         include=[extension.CSRC],
@@ -38,10 +40,11 @@ def build_extension() -> tuple[Path, cross_build.Report]:
         backend_module="nanobind_backend",
         warnings_as_errors=True,
         parts=[
-            cross_build.Part(
-                extension.cpu_kernels(),
-                [*(f"-D{define}" for define in extension.KERNEL_DEFINES), *extension.KERNEL_FLAGS],
-            )
+            cross_build.Part([choice], ["-DLILY_NEON_KERNELS"]),
+            *(
+                cross_build.Part(extension.cpu_kernels(), extension.kernel_flags(name))
+                for name in CPU_KERNELS
+            ),
         ],
     )
     return output, cross_build.cross_build(options)
