@@ -68,6 +68,7 @@ class Device {
     DeviceBuffer allocate(size_t bytes, std::string_view label);
     // The same over memory of the host, whole pages of the system from a page's beginning on, which must stay
     // there for as long as the buffer and what was launched with it.
+    // Launches are ordered by buffer: within a pass, use one buffer for the same memory.
     DeviceBuffer adopt(std::byte* memory, size_t bytes, std::string_view label);
     // MemoryBudgetError unless `bytes` more fit into the budget: for asking once before many allocations.
     void require(uint64_t bytes, std::string_view what) const;

@@ -30,7 +30,7 @@ def test_order_of_launches_passes_and_command_buffers(device_program: DeviceProg
 
 
 def test_memory_budget_devices_and_threads(device_program: DeviceProgram) -> None:
-    assert len(outcome(device_program("device_memory"))) == 35
+    assert len(outcome(device_program("device_memory"))) == 38
 
 
 def test_faults(device_program: DeviceProgram) -> None:

@@ -1,4 +1,6 @@
 // Memory within a budget, what the device says of itself, and which devices are refused.
+#include <cstdlib>
+#include <memory>
 #include <thread>
 
 #include "device_fixture.hpp"
@@ -73,6 +75,27 @@ void lifetimes() {
     check(gpu.device.allocated() == kPage, "its memory is not counted any more");
 }
 
+void memory_of_the_host() {
+    Gpu gpu;
+    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(kPage, 2 * kPage),
+                                                             &std::free);
+    auto* pages = static_cast<std::byte*>(memory.get());
+    {
+        metal::DeviceBuffer first = gpu.device.adopt(pages, kPage, "first page");
+        metal::DeviceBuffer both = gpu.device.adopt(pages, 2 * kPage, "both pages");
+        check(both.contents() == pages && gpu.device.allocated() == 3 * kPage,
+              "buffers lie over memory of the host, and count");
+        std::fill_n(both.as<float>(), kCount, 1.0f);
+        metal::Pass pass = gpu.stream.begin("host");
+        gpu.launch_advance(pass, {both, 0, 256});
+        pass.commit().wait();
+        check(first.as<float>()[kCount - 1] == 2,
+              "what a launch writes through one is seen through the other");
+    }
+    check(gpu.device.allocated() == 0, "the memory outlives them");
+    pages[0] = std::byte{1};
+}
+
 void devices() {
     const metal::Device device;
     check(
@@ -145,6 +168,7 @@ void threads() {
 int main() {
     budget();
     lifetimes();
+    memory_of_the_host();
     devices();
     threads();
     check_nothing_is_left();
