@@ -21,13 +21,10 @@ def load(folder: Path, backend: str = "metal", **options: Any) -> Any:
     return loader.load_model(checkpoint, backend=backend, **({"threads": 1} | options))
 
 
-def greedy(vocabulary: int) -> Any:
-    """A sampler that takes the largest logit."""
-    return (
-        importlib.import_module("lily_py")
-        .sampling.SamplingOptions(temperature=0.0)
-        .make_sampler(0, vocabulary)
-    )
+def sampler_of(vocabulary: int, seed: int = 0, **options: Any) -> Any:
+    """A native sampler; by default it takes the largest logit."""
+    sampling = importlib.import_module("lily_py.sampling")
+    return sampling.SamplingOptions(**({"temperature": 0.0} | options)).make_sampler(seed, vocabulary)
 
 
 def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
@@ -38,7 +35,7 @@ def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
 def continued(model: Any, sequence: Any, prompt: Ids, count: int, vocabulary: int) -> list[int]:
     """The greedy continuation of a sequence that is fed `prompt`, in steps."""
     tokens = [int(model.forward(sequence, prompt).argmax())]
-    sampler = greedy(vocabulary)
+    sampler = sampler_of(vocabulary)
     while len(tokens) < count:
         tokens.append(model.step(sequence, tokens[-1], sampler))
     return tokens

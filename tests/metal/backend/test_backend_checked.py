@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from backend_support import continued, ids_of, load
+from backend_support import continued, ids_of, load, sampler_of
 from oracles.shapes import SHAPES
 
 FEW_ROWS = ("matrix_prefill",)
@@ -38,11 +38,11 @@ def test_prompts_and_steps_have_no_fault_and_no_schedule_shows(
 def test_draws_by_chance_have_no_fault(metal_lily: ModuleType, sim: Any, tiny: Callable[..., Path]) -> None:
     shape = replace(SHAPES["moe"], layers=4)
     model = load(tiny(shape, "mlx-4bit-g64", dtype="bfloat16"), ablate=FEW_ROWS)
-    options = metal_lily.sampling.SamplingOptions(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01)
+    options = {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.01}
     results = []
     for seed in (0, 1, 2):
         sim.configure(seed=seed)
-        sequence, sampler = model.new_sequence(), options.make_sampler(5, shape.vocab - 9)
+        sequence, sampler = model.new_sequence(), sampler_of(shape.vocab - 9, 5, **options)
         model.forward(sequence, ids_of(shape.vocab, 4))
         token, tokens = 7, []
         for _ in range(6):
@@ -71,7 +71,7 @@ def test_a_token_of_forty_layers_in_launches_stages_and_bytes(
     model = load(folder, ablate=FEW_ROWS)
     sequence = model.new_sequence()
     token = int(model.forward(sequence, ids_of(shape.vocab, 4)).argmax())
-    sampler = metal_lily.sampling.SamplingOptions(temperature=0.0).make_sampler(0, shape.vocab)
+    sampler = sampler_of(shape.vocab)
     token = model.step(sequence, token, sampler)
     sequence.snapshot()  # takes the step ahead back
     sim.reset_counters()
