@@ -399,6 +399,7 @@ class Engine:
             memory_limit=runtime.budget.limit,
             mtp=runtime.checkpoint.mtp_source,
             defaults=runtime.defaults.differences(),
+            draws=model.draws,
         )
 
     def _answers(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Answers:

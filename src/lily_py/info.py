@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lily_py.memory import format_size
@@ -28,6 +29,8 @@ class EngineInfo:
         memory_limit: None for no limit.
         mtp: where the multi-token prediction head comes from, or None.
         defaults: sampling, as given by the checkpoint.
+        draws: tokens drawn after the first of an answer, by where: ``"backend"``, or why the host had to, as
+            ``"host: penalties"``.
     """
 
     checkpoint: str
@@ -48,6 +51,7 @@ class EngineInfo:
     memory_limit: int | None
     mtp: str | None
     defaults: str
+    draws: Mapping[str, int]
 
     def memory_for(self, tokens: int) -> int:
         """Return the bytes needed for the weights and one conversation of so many tokens."""
@@ -78,6 +82,7 @@ class EngineInfo:
             ("stored states", f"{format_size(self.cache_used)} of {format_size(self.cache_budget)}"),
             ("sampling", self.defaults or "greedy"),
             ("MTP head", self.mtp or "none"),
+            ("tokens drawn", ", ".join(f"{n:,} {where}" for where, n in self.draws.items()) or "none yet"),
             *(
                 (f"memory at {tokens:,}", format_size(nbytes))
                 for tokens, nbytes in self.memory_per_context.items()
