@@ -78,9 +78,9 @@ class AttentionStep : public Step {
                         block.rows * static_cast<size_t>(shape_.projected()), element_);
     }
 
-    // Bytes of keys and values that a row of full length reads in this layer.
+    // Bytes of keys and values of the longest row in this layer.
     uint64_t cache_bytes(const Block& block) const {
-        return uint64_t{block.splits} * static_cast<uint64_t>(2 * kv_.kv_heads * kv_.plane_bytes());
+        return uint64_t{block.cache_pages} * static_cast<uint64_t>(2 * kv_.kv_heads * kv_.plane_bytes());
     }
 
     AttentionShape shape_;
@@ -148,13 +148,14 @@ class AttendStep final : public AttentionStep {
         const Range statistics = elements(buffers_.statistics, 0, cells * 2);
         const AttentionParameters shape = parameters(block);
         const auto per_kv = static_cast<uint64_t>(shape_.heads / shape_.kv_heads);
-        const auto packs =
-            static_cast<uint32_t>(shape_.kv_heads) * divided(per_kv, static_cast<uint64_t>(packed_));
+        const uint32_t readings = divided(per_kv, static_cast<uint64_t>(packed_));
+        const uint32_t packs = static_cast<uint32_t>(shape_.kv_heads) * readings;
         const uint64_t results = uint64_t{block.rows} * heads * block.splits * dim * 4;
         pass.launch(attend_(),
                     {reads(x), reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      reads(*block.cache), writes(partial), writes(statistics), constant(shape)},
-                    {packs, block.splits, block.rows}, {kThreads}, block.rows * cache_bytes(block) + results);
+                    {packs, block.splits, block.rows}, {kThreads},
+                    block.rows * readings * cache_bytes(block) + results);
         const Range out = elements(buffers_.activations[size_t(out_)], 0, block.rows * heads * dim, element_);
         pass.launch(combine_(),
                     {reads(partial), reads(statistics), reads(x), reads(*block.positions), writes(out),

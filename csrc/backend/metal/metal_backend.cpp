@@ -413,6 +413,8 @@ class MetalBackend final : public Backend {
             for (int64_t row = from; !cut.many && row < to; ++row) {
                 const int64_t length = s.sequence->length() + row - s.first_row + 1;
                 block.splits = std::max(block.splits, switches_.splits(length));
+                block.cache_pages =
+                    std::max(block.cache_pages, divided(static_cast<uint64_t>(length), kPageTokens));
             }
         }
         auto* sources = inputs_->sources.as<uint32_t>();
@@ -498,6 +500,7 @@ class MetalBackend::DecoderSteps final : public Decoder {
         block.table_stride = static_cast<uint32_t>(pages_.size() / 4);
         block.parts = {{states[now], states[1 - now], states[0], 0, 1, 0}};
         block.splits = backend_.switches_.splits(position + 1);
+        block.cache_pages = divided(static_cast<uint64_t>(position + 1), kPageTokens);
         block.chosen = Chosen{1,
                               word(kZero),
                               word(kPosition),

@@ -94,7 +94,8 @@ struct Block {
     uint32_t table_stride = 0;
     const DeviceBuffer* cache = nullptr;
     std::vector<Part> parts;
-    uint32_t splits = 0;  // most of any row
+    uint32_t splits = 0;       // most of any row
+    uint32_t cache_pages = 0;  // the same
     // The head: rows whose logits are wanted, uint32 [wanted].
     uint32_t wanted = 0;
     std::optional<Range> sources;
