@@ -1,10 +1,11 @@
-// Launches of metal/attention_prefill.metal.
+// Launches of metal/attention_prefill.metal and metal/attention_tensor.metal.
 #include "backend/metal/rows.h"
 
 namespace lily::metal {
 namespace {
 
 constexpr const char* kFamily = "attention_prefill";
+constexpr const char* kTensorFamily = "attention_tensor";
 constexpr uint32_t kThreads = 128;
 
 struct AttentionRowsShape {
@@ -24,9 +25,9 @@ class AttendRows final : public Step {
           tile_(element_ == 4 && op.shape.head_dim == 256 ? 16 : 32),
           pack_(std::min(b.switches.gqa_packing ? static_cast<uint32_t>(shape_.heads / shape_.kv_heads) : 1u,
                          tile_)),
-          attend_(b.kernels.common(), kFamily,
-                  std::string("attend_rows_") + (b.kv.dtype == KvDtype::f32 ? "float" : "bfloat") + "_d" +
-                      std::to_string(op.shape.head_dim)) {}
+          path_(b.path),
+          attend_(b.kernels.common(), kFamily, kernel_name(b.kv)),
+          tensor_attend_(b.kernels.common(), kTensorFamily, kernel_name(b.kv)) {}
 
     void encode(const Block& block, Pass& pass) const override {
         const uint32_t rows = block.rows;
@@ -49,7 +50,7 @@ class AttendRows final : public Step {
                           table);
         const uint32_t tile_rows = tile_ / pack_;
         const uint64_t pairs = uint64_t{rows} * block.table_stride * kPageTokens;
-        pass.launch(attend_(),
+        pass.launch(by_tensors() ? tensor_attend_() : attend_(),
                     {reads(elements(buffers_.activations[size_t(projected_)], 0,
                                     rows * static_cast<size_t>(shape_.projected()), element_)),
                      reads(*block.positions), reads(pages), reads(*block.cache), writes(out),
@@ -59,6 +60,15 @@ class AttendRows final : public Step {
     }
 
   private:
+    static std::string kernel_name(const KvLayout& kv) {
+        return std::string("attend_rows_") + (kv.dtype == KvDtype::f32 ? "float" : "bfloat") + "_d" +
+               std::to_string(kv.head_dim);
+    }
+    // Tensor operations come with bf16 activations, for these sizes.
+    bool by_tensors() const {
+        return path_ == MatrixPath::tensor_fragments && (shape_.head_dim == 256 || shape_.head_dim == 128);
+    }
+
     AttentionShape shape_;
     KvLayout kv_;
     int cache_;
@@ -66,7 +76,8 @@ class AttendRows final : public Step {
     const Buffers& buffers_;
     size_t element_;
     uint32_t tile_, pack_;  // rows times heads of a tile, heads of a tile
-    OneKernel attend_;
+    const MatrixPath& path_;
+    OneKernel attend_, tensor_attend_;
 };
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 // choice                   by                 kernels
 // rows of a block          a sequence's rows  up to kMostRows those named here, beyond them those of rows.h
-// rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
+// products of many rows    GPU, system        tensor fragments, tensor tiles, simdgroup matrices:
+// matrix_path.h rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
 // rows of delta_rule       rows               _m1, else _m8
 // weights                  stored format      _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8 _nvfp4
 // heads per cache read     heads per KV head  _h1 for one, else _h4
@@ -56,6 +57,8 @@ struct Switches {
     bool token_handoff = true;        // the GPU picks greedy tokens and goes on; off: the host does
     bool bf16_activations = true;     // between operations; off: fp32
     bool matrix_prefill = true;       // kernels of many rows; off: eight rows at a time
+    bool tensor_operations = true;    // many rows by tensor units where there are some
+    bool tensor_fragments = true;     // tensor operations on registers; off: on tiles
     bool register_scan = true;        // the recurrence of a prompt row by row; off: by blocks of 16
 
     explicit Switches(const std::set<std::string>& ablate) {
@@ -67,12 +70,15 @@ struct Switches {
                           : name == "bf16_activations"    ? &bf16_activations
                           : name == "matrix_prefill"      ? &matrix_prefill
                           : name == "register_scan"       ? &register_scan
+                          : name == "tensor_operations"   ? &tensor_operations
+                          : name == "tensor_fragments"    ? &tensor_fragments
                                                           : nullptr;
             if (!value) {
                 throw InvalidArgument(
                     "ablate: the Metal backend has nothing named '" + name +
                     "' to switch off; it has gqa_packing, long_context_blocks, "
-                    "concurrent_pass, token_handoff, bf16_activations, matrix_prefill and register_scan");
+                    "concurrent_pass, token_handoff, bf16_activations, matrix_prefill, register_scan, "
+                    "tensor_operations and tensor_fragments");
             }
             *value = false;
         }

@@ -8,8 +8,7 @@ constexpr const char* kFamily = "matrix_simdgroup";
 constexpr uint32_t kChooseRows = 32, kChooseThreads = 256;
 constexpr uint32_t kLayOutThreads = 512;
 constexpr uint32_t kScatterThreads = 256;
-constexpr uint32_t kRouteRows = 16, kRouteColumns = 64;
-constexpr uint32_t kUpColumns = 32, kDownColumns = 64;
+constexpr uint32_t kRouteRows = 16, kRouteColumns = 64, kRouteThreads = 128;
 constexpr uint32_t kCombineColumns = 1024, kCombineThreads = 256;
 
 struct RoutingShape {
@@ -24,11 +23,15 @@ struct ExpertRowsShape {
 // Blocks of the routed experts, of the shared one, or all.
 enum Part : uint32_t { kAll, kRouted, kShared };
 
-RoutingShape routing_shape(const ExpertShape& s, uint32_t rows) {
+Tiling tiling_of(const ExpertShape& s, MatrixPath path, uint32_t rows) {
+    return expert_tiling(path, rows, static_cast<uint64_t>(s.experts), static_cast<uint64_t>(s.top_k));
+}
+
+RoutingShape routing_shape(const ExpertShape& s, MatrixPath path, uint32_t rows) {
     const bool shared = s.shared_width > 0;
     const auto experts = static_cast<uint64_t>(s.experts);
     const auto top_k = static_cast<uint64_t>(s.top_k);
-    const uint32_t tile = expert_tile(rows, experts, top_k);
+    const uint32_t tile = tiling_of(s, path, rows).rows;
     return {rows,
             static_cast<uint32_t>(experts),
             static_cast<uint32_t>(top_k),
@@ -40,8 +43,8 @@ RoutingShape routing_shape(const ExpertShape& s, uint32_t rows) {
 
 // Where the rows of each expert are listed.
 struct Listed {
-    Listed(const ExpertShape& s, uint32_t rows, const Buffers& buffers)
-        : routing(routing_shape(s, rows)),
+    Listed(const ExpertShape& s, MatrixPath path, uint32_t rows, const Buffers& buffers)
+        : routing(routing_shape(s, path, rows)),
           entries(elements(buffers.entries, 0, size_t{rows} * static_cast<size_t>(s.slots()))),
           blocks(elements(buffers.blocks, 0, size_t{4} * routing.capacity)) {}
     RoutingShape routing;
@@ -56,6 +59,7 @@ class RouteRows final : public Step {
           eps_(op.eps),
           shape_(op.shape),
           buffers_(b.buffers),
+          path_(b.path),
           element_(b.switches.activation_bytes()),
           in_(op.in),
           gain_(b.weights.vector(*op.norm)),
@@ -78,7 +82,7 @@ class RouteRows final : public Step {
         const uint32_t rows = block.rows;
         const DeviceMatrix& w = *weights_;
         const auto top_k = static_cast<size_t>(shape_.top_k);
-        const Listed listed(shape_, rows, buffers_);
+        const Listed listed(shape_, path_, rows, buffers_);
         norm_.encode(elements(buffers_.activations[size_t(normed_)], 0, size_t{rows} * w.cols, element_),
                      rows, pass);
         const Range logits = elements(buffers_.router_logits, 0, size_t{rows} * w.rows);
@@ -87,7 +91,7 @@ class RouteRows final : public Step {
                      reads(elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * w.cols)),
                      reads(*gain_), reads(elements(buffers_.inverses, 0, rows)), writes(logits),
                      constant(RowsShape{rows, w.cols, w.rows, w.rows, w.group_shift, eps_})},
-                    {divided(w.rows, kRouteColumns), divided(rows, kRouteRows)}, {kRowsThreads},
+                    {divided(w.rows, kRouteColumns), divided(rows, kRouteRows)}, {kRouteThreads},
                     w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
         const Range picks = elements(buffers_.picks, 0, rows * top_k);
         const Range counts =
@@ -109,6 +113,7 @@ class RouteRows final : public Step {
     float eps_;
     ExpertShape shape_;
     const Buffers& buffers_;
+    const MatrixPath& path_;
     size_t element_;
     Activation in_;
     const Placed* gain_;
@@ -126,12 +131,12 @@ class ExpertProductRows : public Step {
         : shape_(shape),
           hidden_(static_cast<uint32_t>(hidden)),
           buffers_(b.buffers),
+          path_(b.path),
           element_(b.switches.activation_bytes()),
           routed_(routed),
           shared_(shared) {
         const auto add = [&](const DeviceMatrix* w, Part part) {
-            launches_.push_back(
-                {TileKernels(b.kernels.of(w->format), kFamily, kernel + "_" + w->format.name), part});
+            launches_.push_back({TileKernels(b.kernels.of(w->format), kernel + "_" + w->format.name), part});
         };
         const bool together = !shared || shared->format == routed->format;
         add(routed, together ? kAll : kRouted);
@@ -154,18 +159,19 @@ class ExpertProductRows : public Step {
     }
 
     void launch(const Block& block, const Range& in, const Range& out, uint32_t groups, Pass& pass) const {
-        const Listed listed(shape_, block.rows, buffers_);
+        const Listed listed(shape_, path_, block.rows, buffers_);
         const DeviceMatrix& r = *routed_;
         const DeviceMatrix& s = shared_ ? *shared_ : *routed_;
         const uint64_t products = pairs(block.rows) * r.rows * r.cols;
         const uint64_t chosen = std::min<uint64_t>(static_cast<uint64_t>(shape_.experts),
                                                    block.rows * static_cast<uint64_t>(shape_.top_k));
+        const Tiling tile = tiling_of(shape_, path_, block.rows);
         for (const auto& [kernels, part] : launches_) {
-            pass.launch(kernels(listed.routing.tile),
+            pass.launch(kernels(path_, tile),
                         {reads(r.codes), reads(r.scales), reads(r.biases), reads(s.codes), reads(s.scales),
                          reads(s.biases), reads(in), reads(listed.entries), reads(listed.blocks), writes(out),
                          constant(structure(part))},
-                        {groups, listed.routing.capacity}, {kRowsThreads},
+                        {groups, listed.routing.capacity}, {tile.threads},
                         part == kShared ? s.matrix_bytes : chosen * r.matrix_bytes + as_bytes(products));
         }
     }
@@ -177,6 +183,7 @@ class ExpertProductRows : public Step {
     ExpertShape shape_;
     uint32_t hidden_;
     const Buffers& buffers_;
+    const MatrixPath& path_;
     size_t element_;
     const DeviceMatrix *routed_, *shared_;
     std::vector<Launch> launches_;
@@ -194,7 +201,7 @@ class ExpertsUpRows final : public ExpertProductRows {
     void encode(const Block& block, Pass& pass) const override {
         launch(block, elements(buffers_.activations[size_t(in_)], 0, size_t{block.rows} * hidden_, element_),
                elements(buffers_.activations[size_t(out_)], 0, pairs(block.rows) * stride(), element_),
-               divided(stride(), kUpColumns), pass);
+               divided(stride(), tiling_of(shape_, path_, block.rows).pair_columns), pass);
     }
 
   private:
@@ -217,7 +224,7 @@ class ExpertsDownRows final : public ExpertProductRows {
     void encode(const Block& block, Pass& pass) const override {
         const Range down = elements(buffers_.down, 0, pairs(block.rows) * hidden_, element_);
         launch(block, elements(buffers_.activations[size_t(in_)], 0, pairs(block.rows) * stride(), element_),
-               down, divided(hidden_, kDownColumns), pass);
+               down, divided(hidden_, tiling_of(shape_, path_, block.rows).down_columns), pass);
         const auto routing = static_cast<size_t>(shape_.top_k + shape_.slots());
         pass.launch(
             combine_(),

@@ -21,14 +21,23 @@ std::vector<KernelSource> chosen(std::span<const std::string_view> names) {
     return sources;
 }
 
+void append(std::vector<KernelSource>& sources, std::string_view name) {
+    const std::vector<KernelSource> more = chosen(std::span(&name, 1));
+    sources.insert(sources.end(), more.begin(), more.end());
+}
+
 }  // namespace
 
-KernelSet::KernelSet(Device& device, std::string activation)
+KernelSet::KernelSet(Device& device, std::string activation, MatrixPath path)
     : device_(device),
       activation_(std::move(activation)),
+      path_(path),
       with_weights_(chosen(kWithWeights)),
-      without_weights_(chosen(kWithoutWeights)),
-      common_(std::make_unique<Kernels>(device, macros(), without_weights_)) {}
+      without_weights_(chosen(kWithoutWeights)) {
+    if (path != MatrixPath::simdgroup) append(with_weights_, "matrix_tensor");
+    if (path == MatrixPath::tensor_fragments) append(without_weights_, "attention_tensor");
+    common_ = std::make_unique<Kernels>(device, macros(), without_weights_);
+}
 
 Kernels& KernelSet::of(const NumberFormat& format) {
     std::unique_ptr<Kernels>& kernels = by_format_[format];
@@ -36,6 +45,7 @@ Kernels& KernelSet::of(const NumberFormat& format) {
         Kernels::Macros with_format = macros();
         with_format.emplace_back("LILY_FORMAT", format.name);
         with_format.emplace_back("LILY_SCALE", format.scale);
+        if (path_ == MatrixPath::tensor_tiles) with_format.emplace_back("LILY_TENSOR_TILES", "1");
         kernels = std::make_unique<Kernels>(device_, std::move(with_format), with_weights_);
     }
     return *kernels;
@@ -46,6 +56,7 @@ void KernelSet::require_all() {
     for (const auto& [format, kernels] : by_format_) all.push_back(kernels.get());
     for (Kernels* kernels : all) {
         for (const auto& [family, reason] : kernels->failures()) {
+            if (family.ends_with("_tensor")) continue;
             throw BackendError("the Metal kernels of '" + family + "' don't compile: " + reason);
         }
     }

@@ -8,19 +8,21 @@
 
 #include "backend/metal/choices.h"
 #include "backend/metal/kernel_library.h"
+#include "backend/metal/matrix_path.h"
 #include "backend/metal/weights.h"
 
 namespace lily::metal {
 
 class KernelSet {
   public:
-    // `activation` is the type of activations between operations, "bfloat" or "float".
-    KernelSet(Device& device, std::string activation);
+    // `activation` is the type of activations between operations, "bfloat" or "float"; `path` is to be tried
+    // beside simdgroup matrices.
+    KernelSet(Device& device, std::string activation, MatrixPath path);
 
     Kernels& common() { return *common_; }
     // Begins to compile at the first call for a format.
     Kernels& of(const NumberFormat& format);
-    // Waits for all. BackendError if one doesn't compile.
+    // Waits for all but tensor operations, which are tried. BackendError if one doesn't compile.
     void require_all();
 
   private:
@@ -28,6 +30,7 @@ class KernelSet {
 
     Device& device_;
     std::string activation_;
+    MatrixPath path_;
     std::vector<KernelSource> with_weights_, without_weights_;
     std::unique_ptr<Kernels> common_;
     std::map<NumberFormat, std::unique_ptr<Kernels>> by_format_;

@@ -1,4 +1,4 @@
-// Launches of the dense kernels of metal/matrix_simdgroup.metal.
+// Launches of the dense kernels of metal/matrix_simdgroup.metal and metal/matrix_tensor.metal.
 #include "backend/metal/rows.h"
 
 namespace lily::metal {
@@ -6,13 +6,9 @@ namespace {
 
 constexpr const char* kFamily = "matrix_simdgroup";
 constexpr uint32_t kNormThreads = 256;
-constexpr uint32_t kGateUpColumns = 32;
-
-// Columns of a tile.
-constexpr uint32_t columns(uint32_t tile) { return tile >= 32 ? 64 : 32; }
 
 TileKernels kernels_of(Builder& b, const std::string& name, const DeviceMatrix& w) {
-    return {b.kernels.of(w.format), kFamily, name + "_" + w.format.name};
+    return {b.kernels.of(w.format), name + "_" + w.format.name};
 }
 
 class NormProjectRows final : public Step {
@@ -20,6 +16,7 @@ class NormProjectRows final : public Step {
     NormProjectRows(const NormProject& op, Builder& b)
         : op_(op),
           buffers_(b.buffers),
+          path_(b.path),
           element_(b.switches.activation_bytes()),
           norm_(op.in, b.weights.vector(*op.norm), op.eps, op.weights[0], b) {
         for (const DeviceMatrix* w : b.weights.stack_by_format(op.weights)) {
@@ -36,13 +33,13 @@ class NormProjectRows final : public Step {
         const DeviceBuffer& out = buffers_.activations[size_t(op_.out)];
         for (const Part& part : parts_) {
             const DeviceMatrix& w = *part.weights;
-            const uint32_t tile = dense_tile(rows);
+            const Tiling tile = dense_tiling(path_, rows);
             const size_t last = size_t{rows - 1} * columns_ + w.rows;
-            pass.launch(part.kernels(tile),
+            pass.launch(part.kernels(path_, tile),
                         {reads(w.codes), reads(w.scales), reads(w.biases), reads(normed),
                          writes(Range(out, part.first * element_, last * element_)),
                          constant(RowsShape{rows, w.cols, w.rows, columns_, w.group_shift, op_.eps})},
-                        {divided(w.rows, columns(tile)), divided(rows, tile)}, {kRowsThreads},
+                        {divided(w.rows, tile.columns), divided(rows, tile.rows)}, {tile.threads},
                         w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
         }
     }
@@ -55,6 +52,7 @@ class NormProjectRows final : public Step {
     };
     NormProject op_;
     const Buffers& buffers_;
+    const MatrixPath& path_;
     size_t element_;
     NormRows norm_;
     std::vector<Part> parts_;
@@ -66,6 +64,7 @@ class NormGateUpRows final : public Step {
     NormGateUpRows(const NormGateUp& op, Builder& b)
         : out_(op.out),
           buffers_(b.buffers),
+          path_(b.path),
           element_(b.switches.activation_bytes()),
           norm_(op.in, b.weights.vector(*op.norm), op.eps, op.gate, b),
           weights_(b.weights.stack(std::vector{op.gate, op.up})),
@@ -77,21 +76,22 @@ class NormGateUpRows final : public Step {
         const DeviceMatrix& w = *weights_;
         const uint32_t rows = block.rows;
         const uint32_t outputs = w.rows / 2;
-        const uint32_t tile = dense_tile(rows);
+        const Tiling tile = dense_tiling(path_, rows);
         const Range normed = elements(buffers_.normed, 0, size_t{rows} * w.cols, element_);
         norm_.encode(normed, rows, pass);
         pass.launch(
-            kernels_(tile),
+            kernels_(path_, tile),
             {reads(w.codes), reads(w.scales), reads(w.biases), reads(normed),
              writes(elements(buffers_.activations[size_t(out_)], 0, size_t{rows} * outputs, element_)),
              constant(RowsShape{rows, w.cols, outputs, outputs, w.group_shift, 0.0f})},
-            {divided(outputs, kGateUpColumns), divided(rows, tile)}, {kRowsThreads},
+            {divided(outputs, tile.pair_columns), divided(rows, tile.rows)}, {tile.threads},
             w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
     }
 
   private:
     Activation out_;
     const Buffers& buffers_;
+    const MatrixPath& path_;
     size_t element_;
     NormRows norm_;
     const DeviceMatrix* weights_;
@@ -104,6 +104,7 @@ class ProjectAddRows final : public Step {
         : in_(op.in),
           residual_(op.residual),
           buffers_(b.buffers),
+          path_(b.path),
           element_(b.switches.activation_bytes()),
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(kernels_of(b, "project_add_rows", *weights_)) {}
@@ -111,19 +112,20 @@ class ProjectAddRows final : public Step {
     void encode(const Block& block, Pass& pass) const override {
         const DeviceMatrix& w = *weights_;
         const uint32_t rows = block.rows;
-        const uint32_t tile = dense_tile(rows);
-        pass.launch(kernels_(tile),
+        const Tiling tile = dense_tiling(path_, rows);
+        pass.launch(kernels_(path_, tile),
                     {reads(w.codes), reads(w.scales), reads(w.biases),
                      reads(elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * w.cols, element_)),
                      updates(elements(buffers_.activations[size_t(residual_)], 0, size_t{rows} * w.rows)),
                      constant(RowsShape{rows, w.cols, w.rows, w.rows, w.group_shift, 0.0f})},
-                    {divided(w.rows, columns(tile)), divided(rows, tile)}, {kRowsThreads},
+                    {divided(w.rows, tile.columns), divided(rows, tile.rows)}, {tile.threads},
                     w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
     }
 
   private:
     Activation in_, residual_;
     const Buffers& buffers_;
+    const MatrixPath& path_;
     size_t element_;
     const DeviceMatrix* weights_;
     TileKernels kernels_;

@@ -102,7 +102,9 @@ class MetalBackend final : public Backend {
     }
 
     void prepare(const Plan& plan) override {
-        kernels_ = std::make_unique<KernelSet>(*device_, switches_.bf16_activations ? "bfloat" : "float");
+        path_ = best_path(*device_, switches_);
+        kernels_ =
+            std::make_unique<KernelSet>(*device_, switches_.bf16_activations ? "bfloat" : "float", path_);
         for (const std::span<const Op> ops : plan.lists) {
             for (const Op& op : ops) {
                 for (const Matrix* matrix : matrices(op)) kernels_->of(number_format(*matrix));
@@ -112,8 +114,8 @@ class MetalBackend final : public Backend {
         states_->before_growing([this] { stream_->wait_idle(); });
         weights_ = std::make_unique<Weights>();
         Sizes sizes;
-        Builder builder{*kernels_,         *weights_,      switches_, buffers_, sizes,  layout_.kv,
-                        layout_.recurrent, plan.positions, {},        nullptr,  nullptr};
+        Builder builder{*kernels_,  *weights_,         switches_,      path_, buffers_, sizes,
+                        layout_.kv, layout_.recurrent, plan.positions, {},    nullptr,  nullptr};
         for (const std::span<const Op> ops : plan.lists) {
             programs_.push_back(make_program(ops, builder));
         }
@@ -122,6 +124,7 @@ class MetalBackend final : public Backend {
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
         block_rows_ = std::max(kMostRows, std::min(kBlockRows, plan.max_rows));
         allocate_buffers(plan, sizes);
+        try_path(plan);
         sizes_ = sizes;
         make_room_for_splits(switches_.splits(kMediumFrom - 1));
         inputs_ = std::make_unique<Inputs>(*device_, plan.max_rows);
@@ -174,7 +177,9 @@ class MetalBackend final : public Backend {
     std::string describe() const override {
         char size[32];
         std::snprintf(size, sizeof(size), "%.1f", static_cast<double>(weights_->bytes()) / (1 << 20));
-        return "metal (" + device_->name() + ", " + size + " MiB of weights read into its memory)";
+        return "metal (" + device_->name() + ", " + size +
+               " MiB of weights read into its memory, prompts by " + path_name(path_) +
+               (path_problem_.empty() ? "" : "; tensor operations failed their test: " + path_problem_) + ")";
     }
 
     std::map<std::string, uint64_t> counts() const override {
@@ -222,6 +227,20 @@ class MetalBackend final : public Backend {
         if (dense) rounded_.insert(dense->out);
     }
 
+    // Tensor operations are used if they give what simdgroup matrices give.
+    void try_path(const Plan& plan) {
+        if (path_ == MatrixPath::simdgroup) return;
+        for (const Op& op : plan.lists.front()) {
+            const auto* project = std::get_if<NormProject>(&op);
+            if (!project) continue;
+            const DeviceMatrix& weights = *weights_->stack_by_format(project->weights).front();
+            path_problem_ =
+                disagreement(path_, weights, *kernels_, *device_, *stream_, switches_.activation_bytes());
+            break;
+        }
+        if (!path_problem_.empty()) path_ = MatrixPath::simdgroup;
+    }
+
     Program make_program(std::span<const Op> ops, Builder& builder) {
         Program program{ops.data(), {}, {}};
         for (const Op& op : ops) {
@@ -266,7 +285,8 @@ class MetalBackend final : public Backend {
     size_t most_blocks(const Sizes& sizes) const {
         uint32_t most = 0;
         for (uint64_t rows = 1; sizes.experts > 0 && rows <= static_cast<uint64_t>(block_rows_); ++rows) {
-            const uint32_t tile = expert_tile(rows, sizes.experts, sizes.picks);
+            // Simdgroup matrices have the smallest tiles, and may have to stand in for the others.
+            const uint32_t tile = expert_tiling(MatrixPath::simdgroup, rows, sizes.experts, sizes.picks).rows;
             most = std::max(
                 most, block_capacity(rows, sizes.experts, sizes.picks, sizes.entries > sizes.picks, tile));
         }
@@ -460,6 +480,8 @@ class MetalBackend final : public Backend {
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
     int64_t block_rows_ = kMostRows;
+    MatrixPath path_ = MatrixPath::simdgroup;
+    std::string path_problem_;               // with a better one
     std::unique_ptr<CommandStream> stream_;  // waits for the GPU before anything above goes away
 };
 

@@ -12,18 +12,19 @@
 namespace lily::metal {
 
 constexpr std::array<uint32_t, 4> kTiles = {8, 16, 32, 64};
-constexpr uint32_t kRowsThreads = 128;  // of a product
 
-// Rows of a tile of a dense product.
-constexpr uint32_t dense_tile(uint32_t rows) {
-    return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+// Of a dense product.
+constexpr Tiling dense_tiling(MatrixPath path, uint32_t rows) {
+    const uint32_t tile = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    return tiling(path, std::max(tile, smallest_tile(path)));
 }
 
-// Rows of a block of an expert, from the mean rows of those that have any.
-constexpr uint32_t expert_tile(uint64_t rows, uint64_t experts, uint64_t top_k) {
+// Of experts, from the mean rows of those that have any.
+constexpr Tiling expert_tiling(MatrixPath path, uint64_t rows, uint64_t experts, uint64_t top_k) {
     const uint64_t pairs = rows * top_k;
     const uint64_t busy = std::min(experts, pairs);
-    return pairs < 4 * busy ? 8 : pairs < 16 * busy ? 16 : pairs < 64 * busy ? 32 : 64;
+    const uint32_t tile = pairs < 4 * busy ? 8 : pairs < 16 * busy ? 16 : pairs < 64 * busy ? 32 : 64;
+    return tiling(path, std::max(tile, smallest_tile(path)));
 }
 
 // Blocks of experts that are enough for any choice.
@@ -40,20 +41,24 @@ struct RowsShape {
     float eps;
 };
 
-// Kernels of one name by the rows of their tile, "<name>_t<rows>".
+// Kernels of one name by path and rows of their tile, "<name>_t<rows>".
 class TileKernels {
   public:
-    TileKernels(Kernels& kernels, const std::string& family, const std::string& name) {
-        for (const uint32_t tile : kTiles) {
-            by_tile_.emplace_back(kernels, family, name + "_t" + std::to_string(tile));
+    TileKernels(Kernels& kernels, const std::string& name) {
+        for (const MatrixPath path : {MatrixPath::simdgroup, MatrixPath::tensor_tiles}) {
+            for (const uint32_t tile : kTiles) {
+                kernels_.emplace_back(kernels, path_family(path), name + "_t" + std::to_string(tile));
+            }
         }
     }
-    const Kernel& operator()(uint32_t tile) const {
-        return by_tile_[tile == 8 ? 0 : tile == 16 ? 1 : tile == 32 ? 2 : 3]();
+    // Both forms of tensor operations have the same names, of which one is compiled.
+    const Kernel& operator()(MatrixPath path, const Tiling& tiling) const {
+        const size_t tile = tiling.rows == 8 ? 0 : tiling.rows == 16 ? 1 : tiling.rows == 32 ? 2 : 3;
+        return kernels_[(path == MatrixPath::simdgroup ? 0 : kTiles.size()) + tile]();
     }
 
   private:
-    std::vector<OneKernel> by_tile_;
+    std::vector<OneKernel> kernels_;
 };
 
 // Estimate for the size of command buffers: bytes that take as long as these multiply-adds. GPUs do some 16

@@ -12,6 +12,7 @@
 #include "backend/metal/choices.h"
 #include "backend/metal/command.h"
 #include "backend/metal/kernel_set.h"
+#include "backend/metal/matrix_path.h"
 #include "backend/metal/weights.h"
 #include "backend/ops.h"
 #include "state/sequence.h"
@@ -119,6 +120,7 @@ struct Builder {
     KernelSet& kernels;
     Weights& weights;
     const Switches& switches;
+    const MatrixPath& path;  // settled before the first pass
     Buffers& buffers;
     Sizes& sizes;
     KvLayout kv;
