@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from oracles import checkpoints
 from oracles.shapes import SHAPES, Shape
 
 TinyCheckpoint = Callable[..., Path]
+
+
+def pytest_configure() -> None:
+    # A shell's background jobs inherit an ignored Ctrl-C, and so would the programs that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
