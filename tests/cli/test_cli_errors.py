@@ -40,6 +40,7 @@ def test_help_lists_the_commands(run: Run) -> None:
         "chat",
         "info",
         "tokens",
+        "selftest",
         "bench",
     }
 
