@@ -23,44 +23,6 @@ std::string_view op_name(const Op& op) {
     return kNames[op.index()];
 }
 
-std::vector<Activation> reads(const Op& op) {
-    using List = std::vector<Activation>;
-    return std::visit(Overload{
-                          [](const Embed&) { return List{}; },
-                          [](const NormProject& o) { return List{o.in}; },
-                          [](const DeltaRule& o) { return List{o.in}; },
-                          [](const RotaryAppend& o) { return List{o.projected}; },
-                          [](const Attend& o) { return List{o.projected}; },
-                          [](const ProjectAdd& o) { return List{o.in, o.residual}; },
-                          [](const Route& o) { return List{o.in}; },
-                          [](const ExpertsUp& o) { return List{o.in, o.routing}; },
-                          [](const ExpertsDown& o) { return List{o.in, o.routing, o.residual}; },
-                          [](const NormGateUp& o) { return List{o.in}; },
-                          [](const Head& o) { return List{o.in}; },
-                          [](const CombineHidden& o) { return List{o.embedding, o.hidden}; },
-                      },
-                      op);
-}
-
-std::vector<Activation> writes(const Op& op) {
-    using List = std::vector<Activation>;
-    return std::visit(Overload{
-                          [](const Embed& o) { return List{o.out}; },
-                          [](const NormProject& o) { return List{o.out}; },
-                          [](const DeltaRule& o) { return List{o.out}; },
-                          [](const RotaryAppend& o) { return List{o.projected}; },
-                          [](const Attend& o) { return List{o.out}; },
-                          [](const ProjectAdd& o) { return List{o.residual}; },
-                          [](const Route& o) { return List{o.normed, o.routing}; },
-                          [](const ExpertsUp& o) { return List{o.out}; },
-                          [](const ExpertsDown& o) { return List{o.residual}; },
-                          [](const NormGateUp& o) { return List{o.out}; },
-                          [](const Head& o) { return List{o.hidden}; },
-                          [](const CombineHidden& o) { return List{o.out}; },
-                      },
-                      op);
-}
-
 std::vector<const Matrix*> matrices(const Op& op) {
     std::vector<const Matrix*> result;
     const auto one = [&](const Matrix& matrix) { result.push_back(&matrix); };

@@ -164,8 +164,6 @@ using Op = std::variant<Embed, NormProject, DeltaRule, RotaryAppend, Attend, Pro
                         ExpertsDown, NormGateUp, Head, CombineHidden>;
 
 std::string_view op_name(const Op& op);
-std::vector<Activation> reads(const Op& op);
-std::vector<Activation> writes(const Op& op);
 std::vector<const Matrix*> matrices(const Op& op);
 // What a row of the operation's result is on every backend: where it is, and how many numbers; {-1, 0} if it
 // is a state, or of a form that the backend may choose.

@@ -33,21 +33,6 @@ std::vector<float> rotary_table(const AttentionShape& s, int64_t count, int64_t 
     return table;
 }
 
-std::string kernel_name(const char* what, const KvLayout& kv) {
-    if (kv.dtype != KvDtype::bf16 && kv.dtype != KvDtype::f32) {
-        throw BackendError(
-            "the Metal backend keeps keys and values as bfloat16 or float32 only; choose kv_dtype");
-    }
-    const bool known = kv.head_dim == 32 || kv.head_dim == 64 || kv.head_dim == 128 || kv.head_dim == 256;
-    const bool fp32 = kv.dtype == KvDtype::f32;
-    if (!known || (fp32 && kv.head_dim != 64 && kv.head_dim != 256)) {
-        throw BackendError("head_dim is " + std::to_string(kv.head_dim) +
-                           "; the Metal backend has kernels for " +
-                           (fp32 ? "64 and 256 with kv_dtype='float32'" : "32, 64, 128 and 256"));
-    }
-    return std::string(what) + (fp32 ? "_float_d" : "_bfloat_d") + std::to_string(kv.head_dim);
-}
-
 class AttentionStep : public Step {
   protected:
     AttentionStep(const AttentionShape& shape, int cache, float eps, Builder& b)
@@ -99,7 +84,7 @@ class RotaryAppendStep final : public AttentionStep {
           projected_(op.projected),
           q_norm_(b.weights.vector(*op.q_norm)),
           k_norm_(b.weights.vector(*op.k_norm)),
-          kernel_(b.kernels.common(), "attention", kernel_name("rotary_append", b.kv)) {
+          kernel_(b.kernels.common(), "attention", cached_kernel("rotary_append", b.kv)) {
         if (!b.coarse) {
             b.coarse =
                 b.weights.vector(rotary_table(shape_, b.positions / kFinePositions + 1, kFinePositions));
@@ -133,7 +118,7 @@ class AttendStep final : public AttentionStep {
           out_(op.out),
           packed_(b.switches.packed_heads(op.shape.heads / op.shape.kv_heads)),
           attend_(b.kernels.common(), "attention",
-                  kernel_name("attend", b.kv) + "_h" + std::to_string(packed_)),
+                  cached_kernel("attend", b.kv) + "_h" + std::to_string(packed_)),
           combine_(b.kernels.common(), "attention", "attend_combine") {
         b.sizes.at_least(&Sizes::partial, op.shape.queries());
         b.sizes.at_least(&Sizes::statistics, 2 * op.shape.heads);
@@ -172,6 +157,21 @@ class AttendStep final : public AttentionStep {
 };
 
 }  // namespace
+
+std::string cached_kernel(const char* what, const KvLayout& kv) {
+    if (kv.dtype != KvDtype::bf16 && kv.dtype != KvDtype::f32) {
+        throw BackendError(
+            "the Metal backend keeps keys and values as bfloat16 or float32 only; choose kv_dtype");
+    }
+    const bool known = kv.head_dim == 32 || kv.head_dim == 64 || kv.head_dim == 128 || kv.head_dim == 256;
+    const bool fp32 = kv.dtype == KvDtype::f32;
+    if (!known || (fp32 && kv.head_dim != 64 && kv.head_dim != 256)) {
+        throw BackendError("head_dim is " + std::to_string(kv.head_dim) +
+                           "; the Metal backend has kernels for " +
+                           (fp32 ? "64 and 256 with kv_dtype='float32'" : "32, 64, 128 and 256"));
+    }
+    return std::string(what) + (fp32 ? "_float_d" : "_bfloat_d") + std::to_string(kv.head_dim);
+}
 
 std::unique_ptr<Step> make_step(const RotaryAppend& op, Builder& b) {
     return std::make_unique<RotaryAppendStep>(op, b);

@@ -26,8 +26,8 @@ class AttendRows final : public Step {
           pack_(std::min(b.switches.gqa_packing ? static_cast<uint32_t>(shape_.heads / shape_.kv_heads) : 1u,
                          tile_)),
           path_(b.path),
-          attend_(b.kernels.common(), kFamily, kernel_name(b.kv)),
-          tensor_attend_(b.kernels.common(), kTensorFamily, kernel_name(b.kv)) {}
+          attend_(b.kernels.common(), kFamily, cached_kernel("attend_rows", b.kv)),
+          tensor_attend_(b.kernels.common(), kTensorFamily, cached_kernel("attend_rows", b.kv)) {}
 
     void encode(const Block& block, Pass& pass) const override {
         const uint32_t rows = block.rows;
@@ -60,10 +60,6 @@ class AttendRows final : public Step {
     }
 
   private:
-    static std::string kernel_name(const KvLayout& kv) {
-        return std::string("attend_rows_") + (kv.dtype == KvDtype::f32 ? "float" : "bfloat") + "_d" +
-               std::to_string(kv.head_dim);
-    }
     // Tensor operations come with bf16 activations, for these sizes.
     bool by_tensors() const {
         return path_ == MatrixPath::tensor_fragments && (shape_.head_dim == 256 || shape_.head_dim == 128);

@@ -138,6 +138,9 @@ inline Range elements(const DeviceBuffer& buffer, size_t first, size_t count, si
     return {buffer, first * bytes, count * bytes};
 }
 
+// "<what>_<type>_d<head size>", of a kernel on the cache. BackendError if there are none for this layout.
+std::string cached_kernel(const char* what, const KvLayout& kv);
+
 std::unique_ptr<Step> make_step(const Embed& op, Builder& builder);
 std::unique_ptr<Step> make_step(const NormProject& op, Builder& builder);
 std::unique_ptr<Step> make_step(const DeltaRule& op, Builder& builder);
