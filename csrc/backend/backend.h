@@ -19,11 +19,20 @@
 
 namespace lily {
 
+// Keeps what advances the recurrent state of a sequence by rows that may yet be taken back.
+class Tape {
+  public:
+    static constexpr int64_t kMostRows = 64;
+    virtual ~Tape() = default;
+};
+
 // Rows [first_row, first_row + rows) of a batch belong to `sequence` and continue it.
 struct Segment {
     Sequence* sequence;
     int64_t first_row;
     int64_t rows;
+    // With a tape, of this backend, the recurrent state stays as it is; what would advance it is kept there.
+    Tape* tape = nullptr;
 };
 
 // The token after a row, chosen by the backend.
@@ -81,6 +90,10 @@ class Backend {
     // Runs the ops, a list of the plan or a part of one, over the batch; sequences have room for their rows.
     // The states then cover the batch. False if it was given up: the states are then a mixture.
     virtual bool run(std::span<const Op> ops, const Batch& batch) = 0;
+    // An empty tape; null if this backend has no such thing.
+    virtual std::unique_ptr<Tape> new_tape() const { return nullptr; }
+    // Advances the recurrent state by the first `rows` rows of the last pass that had this tape.
+    virtual void advance(std::span<const Op>, Sequence&, const Tape&, int64_t /*rows*/) {}
     // Whether it makes this choice itself.
     virtual bool chooses(const Choice&) const { return false; }
     // Steps from the sequence's end on, `token` first; null if this backend has no such thing. The sequence

@@ -268,8 +268,24 @@ void bind_model(nb::module_& m) {
                 return make_array(std::move(logits), {sequences.size(), vocab});
             },
             "sequences"_a, "ids"_a)
-        .def("step", &Model::step, "sequence"_a, "token"_a, "sampler"_a,
-             nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "step",
+            [](Model& self, Sequence& sequence, int32_t token, Sampler& sampler,
+               const std::vector<int32_t>& drafts) { return self.step(sequence, token, sampler, drafts); },
+            "sequence"_a, "token"_a, "sampler"_a, "drafts"_a = std::vector<int32_t>(),
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "step_logits",
+            [](Model& self, Sequence& sequence, int32_t token, const std::vector<int32_t>& drafts) {
+                const auto vocab = static_cast<size_t>(self.config().vocab_size);
+                std::vector<float> logits(vocab);
+                {
+                    const nb::gil_scoped_release release;
+                    self.step_logits(sequence, token, drafts, logits.data());
+                }
+                return make_array(std::move(logits), {vocab});
+            },
+            "sequence"_a, "token"_a, "drafts"_a)
         .def(
             "step_each",
             [](Model& self, const std::vector<Sequence*>& sequences, const std::vector<int32_t>& tokens,
@@ -294,6 +310,8 @@ void bind_model(nb::module_& m) {
         .def("join", &Model::join, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("leave", &Model::leave, "sequence"_a, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("passes", &Model::passes)
+        .def_prop_ro("joined", &Model::joined)
+        .def_prop_ro("can_verify", &Model::can_verify)
         .def_prop_ro("draws", &Model::draws)
         .def_prop_ro("counts", &Model::counts)
         .def_prop_ro("backend", &Model::describe)

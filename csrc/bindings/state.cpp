@@ -66,7 +66,7 @@ void bind_state(nb::module_& m) {
         .def("snapshot", &Sequence::snapshot, nb::call_guard<nb::gil_scoped_release>())
         .def("truncate", &Sequence::truncate, "length"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("snapshots", &Sequence::snapshots)
-        .def("prefix", &Sequence::prefix, "length"_a)
+        .def("prefix", &Sequence::prefix, "length"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("blocks", &Sequence::blocks)
         .def("drop_snapshot", &Sequence::drop_snapshot, "length"_a)
         .def("recurrent_state",

@@ -62,7 +62,8 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
       graph_(ModelGraph::build(config, *weights_, options.kv_dtype)),
       backend_(make_backend(options)),
       scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk),
-      ahead_(*backend_, graph_.trunk, scheduler_, config.max_position_embeddings) {
+      ahead_(*backend_, graph_.trunk, scheduler_, config.max_position_embeddings),
+      verifier_(*backend_, graph_.trunk, scheduler_, config.vocab_size) {
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
     backend_->place(graph_.state);
@@ -222,10 +223,36 @@ std::vector<int32_t> Model::step_each(std::span<Sequence* const> sequences, std:
     return drawn;
 }
 
-int32_t Model::step(Sequence& sequence, int32_t token, Sampler& sampler) {
+// Checks a step, and makes it if drafts of this or an earlier one have to do with it; else returns null.
+const float* Model::verify(Sequence& sequence, int32_t token, std::span<const int32_t> drafts) {
     check_owner(sequence);
     check_token(token);
-    check_room(sequence, 1);
+    for (const int32_t draft : drafts) check_token(draft);
+    const auto rows = static_cast<int64_t>(drafts.size()) + 1;
+    check_room(sequence, rows);
+    const int64_t most = std::min(options_.chunk, Tape::kMostRows);
+    if (rows > most) {
+        throw InvalidArgument("at most " + std::to_string(most - 1) + " drafts fit into one step, got " +
+                              std::to_string(drafts.size()));
+    }
+    return verifier_.step(sequence, token, drafts);
+}
+
+void Model::step_logits(Sequence& sequence, int32_t token, std::span<const int32_t> drafts, float* logits) {
+    if (const float* row = verify(sequence, token, drafts)) {
+        std::copy(row, row + config_.vocab_size, logits);
+    } else {
+        forward(sequence, {&token, 1}, LogitsOf::last, logits, {}, {});
+    }
+}
+
+int32_t Model::step(Sequence& sequence, int32_t token, Sampler& sampler, std::span<const int32_t> drafts) {
+    if (const float* row = verify(sequence, token, drafts)) {
+        sampler.ensure_logits(config_.vocab_size);
+        std::copy(row, row + config_.vocab_size, sampler.logits().begin());
+        count_draw(host_reason(sampler));
+        return sampler.draw();
+    }
     if (!host_reason(sampler)) {
         if (const std::optional<int32_t> chosen = ahead_.step(sequence, token, sampler.choice())) {
             count_draw(nullptr);

@@ -19,6 +19,7 @@
 #include "runtime/decode_ahead.h"
 #include "runtime/sampler.h"
 #include "runtime/scheduler.h"
+#include "runtime/verifier.h"
 
 namespace lily {
 
@@ -64,8 +65,11 @@ class Model {
     // One token for each of several sequences in one pass; logits [sequences, vocab].
     void forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens, float* logits);
 
-    // Feeds one token and draws the next one.
-    int32_t step(Sequence& sequence, int32_t token, Sampler& sampler);
+    // Feeds one token and draws the next one. `drafts`, tokens that may follow, are computed in the same
+    // pass; steps that feed them next compute nothing. No other use of the sequence sees them.
+    int32_t step(Sequence& sequence, int32_t token, Sampler& sampler, std::span<const int32_t> drafts = {});
+    // The same for a caller that draws by itself: writes the logits [vocab].
+    void step_logits(Sequence& sequence, int32_t token, std::span<const int32_t> drafts, float* logits);
     // The same for several sequences in one pass, each with its own sampler.
     std::vector<int32_t> step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
                                    std::span<Sampler* const> samplers);
@@ -84,6 +88,12 @@ class Model {
     // Tokens drawn in steps so far, by where and why: "backend", or the reason why the host had to, as
     // "host: penalties".
     std::map<std::string, int64_t> draws() const;
+
+    // Whether steps may have drafts; without it they are a BackendError.
+    bool can_verify() const { return backend_->new_tape() != nullptr; }
+
+    // Sequences between join and leave.
+    int64_t joined() { return scheduler_.members(); }
 
     // Passes over the weights so far.
     int64_t passes() { return scheduler_.passes(); }
@@ -111,6 +121,7 @@ class Model {
     void check_owner(Sequence& sequence) const;
     void check_token(int32_t token) const;
     void check_room(const Sequence& sequence, int64_t count) const;
+    const float* verify(Sequence& sequence, int32_t token, std::span<const int32_t> drafts);
 
     ModelConfig config_;
     ModelOptions options_;
@@ -119,6 +130,7 @@ class Model {
     std::unique_ptr<Backend> backend_;
     Scheduler scheduler_;
     DecodeAhead ahead_;
+    Verifier verifier_;
     mutable std::mutex draws_mutex_;
     std::map<std::string, int64_t> draws_;
 };

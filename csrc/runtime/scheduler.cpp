@@ -111,6 +111,11 @@ int64_t Scheduler::passes() {
     return passes_;
 }
 
+int64_t Scheduler::members() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int64_t>(members_.size());
+}
+
 void Scheduler::arrive(const Sequence* sequence) {
     const auto found = members_.find(sequence);
     if (found == members_.end()) return;
@@ -170,7 +175,7 @@ void Scheduler::pass(std::unique_lock<std::mutex>& lock) {
         if (found != members_.end()) {
             Member& member = found->second;
             member.ended = passed_;
-            if (job->tokens.size() == 1) member.decoded = passed_;
+            if (job->tokens.size() == 1 || job->tape) member.decoded = passed_;
             if (member.quick && member.concurrent && !member.awaited) {
                 member.awaited = true;
                 ++awaited_;
@@ -198,7 +203,7 @@ void Scheduler::compute(std::span<Job* const> jobs) {
         int64_t rows = 0;
         for (Job* job : running) {
             batch.tokens.insert(batch.tokens.end(), job->tokens.begin(), job->tokens.begin() + job->rows);
-            batch.segments.push_back({job->sequence, rows, job->rows});
+            batch.segments.push_back({job->sequence, rows, job->rows, job->tape});
             rows += job->rows;
             if (job->choice && job->rows == static_cast<int64_t>(job->tokens.size())) {
                 batch.chosen_rows.push_back({static_cast<int32_t>(rows - 1), job->choice, &job->chosen});
@@ -223,7 +228,7 @@ void Scheduler::compute(std::span<Job* const> jobs) {
             running.front()->rows = 0;
             return;
         }
-        for (Job* job : running) job->sequence->commit(job->tokens.data(), job->rows);
+        for (Job* job : running) job->sequence->commit(job->tokens.data(), job->tape ? 1 : job->rows);
         if (running.size() > 1) copy_logits(running, batch);
     } catch (...) {
         for (Job* job : jobs) {

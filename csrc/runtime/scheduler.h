@@ -30,6 +30,7 @@ struct Job {
     int64_t rows = 0;                             // out: so many of the tokens were computed
     const Choice* choice = nullptr;               // instead of logits: the token after the last one is chosen
     int32_t chosen = -1;                          // out
+    Tape* tape = nullptr;  // the tokens are one and drafts after it: it alone is listed
     struct Call* call = nullptr;
 };
 
@@ -56,8 +57,9 @@ class Scheduler {
     void join(const Sequence& sequence);
     void leave(const Sequence& sequence);
 
-    // Passes so far.
+    // Passes so far, and sequences that have joined.
     int64_t passes();
+    int64_t members();
 
   private:
     using Clock = std::chrono::steady_clock;

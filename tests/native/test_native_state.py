@@ -251,29 +251,3 @@ def test_an_exception_of_the_progress_callback_comes_out_and_the_sequence_stays_
     assert sequence.tokens == ids[:16].tolist()
     model.forward(sequence, ids[16:])
     assert_same_future(model, sequence, fed(model, ids))
-
-
-@pytest.mark.parametrize("depth", [1, 3, 5])
-def test_greedy_text_does_not_change_after_rejected_rows(tiny: Tiny, depth: int) -> None:
-    """B27: rows that turn out wrong are taken back, at each place of a block, over chunks and pages."""
-    model = model_of(tiny(NAME, "mlx-4bit-g64"), kv_dtype="bfloat16", chunk=4)
-    prompt = ids_of(SHAPE.vocab, 61)
-    plain, tried = model.new_sequence(), fed(model, prompt)
-    text = [int(feed(model, plain, prompt)[-1].argmax())]
-    while len(text) < 150:
-        text.append(int(feed(model, plain, np.array(text[-1:]))[-1].argmax()))
-    at = 0
-    while at + depth + 1 < len(text):
-        right = at % (depth + 1)  # so many of the drafts are those that the model would choose
-        drafts = text[at + 1 : at + 1 + depth]
-        drafts[right:] = [(token + 1) % SHAPE.vocab for token in drafts[right:]]
-        tried.snapshot()
-        chosen = feed(model, tried, np.array([text[at], *drafts])).argmax(axis=1)
-        accepted = 0
-        while accepted < depth and chosen[accepted] == drafts[accepted]:
-            accepted += 1
-        assert accepted == right
-        tried.truncate(len(prompt) + at)
-        feed(model, tried, np.array(text[at : at + 1 + accepted]))
-        at += 1 + accepted
-    assert_same_future(model, tried, fed(model, np.array([*prompt, *text[:at]], np.int32)))

@@ -37,12 +37,28 @@ struct Switches {
     static Switches from(const std::set<std::string>& off);
 };
 
+// Inputs of the delta rule: of each layer, [rows, projected].
+class DeltaTape final : public Tape {
+  public:
+    void keep(int layer, const float* rows, int64_t floats) {
+        const auto index = static_cast<size_t>(layer);
+        if (index >= layers_.size()) layers_.resize(index + 1);
+        layers_[index].assign(rows, rows + floats);
+    }
+    const float* rows(int layer) const { return layers_[static_cast<size_t>(layer)].data(); }
+
+  private:
+    std::vector<std::vector<float>> layers_;
+};
+
 class CpuBackend final : public Backend {
   public:
     explicit CpuBackend(const BackendOptions& options);
 
     void prepare(const Plan& plan) override;
     bool run(std::span<const Op> ops, const Batch& batch) override;
+    std::unique_ptr<Tape> new_tape() const override { return std::make_unique<DeltaTape>(); }
+    void advance(std::span<const Op> ops, Sequence& sequence, const Tape& tape, int64_t rows) override;
     std::string describe() const override;
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override;
 
@@ -116,6 +132,9 @@ class CpuBackend final : public Backend {
     void quantize_uneven(const ExpertsDown& op, int64_t rows, bool integers);
     // Cosines and sines of the positions of a batch's rows, [rows, rotary_dim].
     void prepare_angles(const AttentionShape& shape, const Batch& batch, int64_t rows);
+
+    // The delta rule on rows of inputs.
+    void scan(const DeltaRule& op, std::span<const Segment> segments, const float* in, int64_t rows);
 
     // Attention of few rows: each span of keys on its own, joined afterwards.
     void attend_by_spans(const Attend& op, int64_t floats, int64_t bytes);

@@ -73,6 +73,8 @@ struct DeltaTask {
     float* state;    // [key_dim, value_dim] of this head
     float* out;      // [rows, values]
     float* scratch;  // delta_scratch_floats(shape) floats
+    // Else the state is read, not changed; only with Tape::kMostRows rows or less.
+    bool advance = true;
 };
 
 inline int64_t delta_scratch_floats(const DeltaShape& shape) { return shape.key_dim * 64; }

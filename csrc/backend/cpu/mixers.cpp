@@ -24,39 +24,60 @@ void remember_inputs(const float* projected, int64_t stride, int64_t rows, int64
 }  // namespace
 
 void CpuBackend::apply(const DeltaRule& op, const Batch& batch, int64_t rows) {
+    const int64_t floats = op.shape.projected();
+    for (const Segment& segment : batch.segments) {
+        if (!segment.tape) continue;
+        static_cast<DeltaTape*>(segment.tape)
+            ->keep(op.state, data(op.in) + segment.first_row * floats, segment.rows * floats);
+    }
+    scan(op, batch.segments, data(op.in), rows);
+}
+
+void CpuBackend::advance(std::span<const Op> ops, Sequence& sequence, const Tape& tape, int64_t rows) {
+    const Segment segment{&sequence, 0, rows};
+    for (const Op& op : ops) {
+        if (const auto* rule = std::get_if<DeltaRule>(&op)) {
+            scan(*rule, {&segment, 1}, static_cast<const DeltaTape&>(tape).rows(rule->state), rows);
+        }
+    }
+}
+
+void CpuBackend::scan(const DeltaRule& op, std::span<const Segment> segments, const float* in, int64_t rows) {
     const DeltaShape& s = op.shape;
     const int64_t taps = s.conv_width - 1;
     mixed_.ensure(static_cast<size_t>(rows * s.channels()));
-    const auto segments = static_cast<int64_t>(batch.segments.size());
+    const auto count = static_cast<int64_t>(segments.size());
     const int64_t strips = (s.channels() + kConvPiece - 1) / kConvPiece;
     const auto convolve = [&](const Piece& piece) {
         for (int64_t item = piece.begin; item < piece.end; ++item) {
-            const Segment& segment = batch.segments[static_cast<size_t>(item / strips)];
+            const Segment& segment = segments[static_cast<size_t>(item / strips)];
             const int64_t begin = item % strips * kConvPiece;
             const int64_t end = std::min(begin + kConvPiece, s.channels());
-            const float* projected = data(op.in) + segment.first_row * s.projected();
+            const float* projected = in + segment.first_row * s.projected();
             float* history = segment.sequence->recurrent().conv(op.state);
             kernels_.convolve(op, projected, history, segment.rows, begin, end,
                               mixed_.data() + segment.first_row * s.channels());
+            if (segment.tape) continue;
             remember_inputs(projected, s.projected(), segment.rows, taps, s.channels(), begin, end, history);
         }
     };
-    spread(segments * strips, 1, 2 * s.conv_width * rows * s.channels() * 4, convolve);
+    spread(count * strips, 1, 2 * s.conv_width * rows * s.channels() * 4, convolve);
     prepare_rows(rows,
                  [&](int64_t row) { kernels_.normalize_heads(op, mixed_.data() + row * s.channels()); });
     const int64_t state = s.key_dim * s.value_dim;
-    spread(segments * s.value_heads, 1, s.value_heads * state * 4 * rows, [&](const Piece& piece) {
+    spread(count * s.value_heads, 1, s.value_heads * state * 4 * rows, [&](const Piece& piece) {
         for (int64_t item = piece.begin; item < piece.end; ++item) {
-            const Segment& segment = batch.segments[static_cast<size_t>(item / s.value_heads)];
+            const Segment& segment = segments[static_cast<size_t>(item / s.value_heads)];
             const int64_t head = item % s.value_heads;
             kernels_.delta_rule({.op = &op,
                                  .head = head,
                                  .mixed = mixed_.data() + segment.first_row * s.channels(),
-                                 .projected = data(op.in) + segment.first_row * s.projected(),
+                                 .projected = in + segment.first_row * s.projected(),
                                  .rows = segment.rows,
                                  .state = segment.sequence->recurrent().matrices(op.state) + head * state,
                                  .out = data(op.out) + segment.first_row * s.values(),
-                                 .scratch = scratch(piece.thread, delta_scratch_floats(s))});
+                                 .scratch = scratch(piece.thread, delta_scratch_floats(s)),
+                                 .advance = segment.tape == nullptr});
         }
     });
 }

@@ -132,6 +132,7 @@ void scan_packed(const Scan& scan, int64_t column) {
         std::memcpy(t.scratch + r * kColumns, t.state + r * s.value_dim + column, kColumns * sizeof(float));
     }
     scan_strip<V>(scan, column, {t.scratch, kColumns, s.key_dim});
+    if (!t.advance) return;
     for (int64_t r = 0; r < s.key_dim; ++r) {
         std::memcpy(t.state + r * s.value_dim + column, t.scratch + r * kColumns, kColumns * sizeof(float));
     }
@@ -206,7 +207,7 @@ void delta_rule(const DeltaTask& task) {
         }
         const Scan scan{&part, decay, beta};
         int64_t column = 0;
-        if (part.rows == 1) {  // contiguous passes over S when nothing is carried
+        if (part.rows == 1 && part.advance) {  // contiguous passes over S when nothing is carried
             for (; column + 8 * kLanes <= s.value_dim; column += 8 * kLanes) {
                 scan_strip<8>(scan, column, {part.state + column, s.value_dim, s.key_dim});
             }
