@@ -46,6 +46,11 @@ def test_good_program_is_accepted(compiler: Path, path: Path) -> None:
         ),
         ("bad_36_mixed_position_widths", "must all have the same number of components"),
         ("bad_39_unknown_library_name", "'mad' is not on the list"),
+        (
+            "bad_55_literal_of_long_long",
+            "bad_55_literal_of_long_long.metal:3: error: '1ull' is a literal of long long",
+        ),
+        ("bad_56_signed_literal_of_long_long", "write '0xffL'"),
     ],
 )
 def test_message_has_the_place_and_the_reason(compiler: Path, name: str, text: str) -> None:

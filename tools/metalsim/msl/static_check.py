@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from ..toolchain import zig
 from .ast_lint import Lint
 from .emit import CheckDialect, check_source
 from .frontend import DEFAULT_LANGUAGE, preprocess
-from .lexer import SourceError
+from .lexer import SourceError, TokenStream
 from .rewriter import Rewriter
 from .signature import check_signatures
 from .vocabulary import unknown_names
@@ -66,6 +67,24 @@ def check(
     messages = [m for m in messages if "warning:" not in m and "error:" in m]
     messages += lint.run(json.loads(dump.stdout))
     messages += unknown_names(text, frozenset(lint.library))
+    messages += _long_longs(text)
     if not module.instantiations:
         messages.append(f"{source.name}: error: the file has no kernel")
+    return messages
+
+
+def _long_longs(text: str) -> list[str]:
+    """Messages for `long long`, a type that Metal doesn't have, and for integer literals of it."""
+    stream, messages = TokenStream(text), []
+    for i, token in enumerate(stream.tokens):
+        shorter = re.sub(r"(?i)l(l)(u?)$", r"\1\2", token.text)
+        if token.kind == "number" and shorter != token.text:
+            messages.append(
+                f"{stream.where(i)}: error: '{token.text}' is a literal of long long: Metal has none, "
+                f"write '{shorter}' (long has 64 bits)"
+            )
+        elif token.text == stream.text(stream.significant(i)) == "long":
+            messages.append(
+                f"{stream.where(i)}: error: Metal has no 'long long': write 'long', it has 64 bits"
+            )
     return messages
