@@ -28,6 +28,7 @@ from lily_py.results import Result
 from lily_py.runtime import PROMPT_NAMES, Runtime
 from lily_py.sampling import boolean, integer, new_seed, refuse_unknown
 from lily_py.session import Session
+from lily_py.speculation import SPECULATIONS
 from lily_py.state import Logits, Progress, State
 from lily_py.state_file import checked_path
 from lily_py.stream import AsyncStream, Stream
@@ -83,6 +84,7 @@ class Engine:
         snapshot_interval: int = DEFAULT_SNAPSHOT_INTERVAL,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int | float | str | None = None,
+        speculation: str | None = None,
     ) -> Engine:
         """Load a checkpoint; its weights are mapped, so this takes seconds at most.
 
@@ -103,6 +105,9 @@ class Engine:
             cache_dir: a folder that keeps stored states beyond the process; None for none. Several engines
                 and models may share it.
             cache_dir_bytes: budget of that folder; None for 16 GiB, or half of what is free there.
+            speculation: ``"prompt_lookup"`` drafts what followed the last tokens where they stood before, and
+                verifies several in one pass: the same text, sooner where it repeats itself or its prompt
+                (CPU backend only; docs/speculation.md).
 
         Raises:
             CheckpointError: and its kinds, for files that are missing, damaged or of an unknown architecture.
@@ -114,6 +119,10 @@ class Engine:
             raise InvalidArgumentError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if kv_dtype not in KV_DTYPES:
             raise InvalidArgumentError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
+        if speculation is not None and speculation not in SPECULATIONS:
+            raise InvalidArgumentError(
+                f"speculation must be None or one of {', '.join(SPECULATIONS)}, got {speculation!r}"
+            )
         workers = 0 if threads is None else integer("threads", threads, 1, 1024)
         limit = None if memory_limit is None else parse_size("memory_limit", memory_limit)
         if cache_bytes is None:
@@ -142,6 +151,11 @@ class Engine:
             ablate=ablate,
             max_context=context,
         )
+        if speculation is not None and not model.can_verify:
+            raise BackendError(
+                f"speculation={speculation!r} works on the CPU backend only, not on {model.backend}: "
+                "load with backend='cpu', or without speculation"
+            )
         runtime = Runtime(
             checkpoint,
             model,
@@ -151,6 +165,7 @@ class Engine:
             memory_limit=limit,
             kv_dtype=kv_dtype,
             ablate=ablate,
+            speculation=speculation,
         )
         if cache_dir is not None:
             runtime.store.keep_on(DiskStore(folder, disk, model, runtime.identity))

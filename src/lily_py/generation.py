@@ -15,6 +15,7 @@ from lily_py.memory import peak_memory
 from lily_py.prompts import Prompt
 from lily_py.results import Chunk, FinishReason, Result, Timings, TokenLogprob, Usage
 from lily_py.sampling import SamplingOptions
+from lily_py.speculation import Speculation
 from lily_py.state import Logits, Progress, State
 from lily_py.text import (
     AnswerParser,
@@ -46,6 +47,7 @@ class Generation:
         cached: prompt tokens that needn't be computed.
         progress: of the prompt's computation.
         started: `time.perf_counter()` of the call.
+        speculation: of this answer, or None.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Generation:
         cached: int,
         progress: Progress | None,
         started: float,
+        speculation: Speculation | None = None,
     ) -> None:
         self.cancel = _core.CancelToken()
         self.finish_reason: FinishReason | None = None
@@ -71,6 +74,7 @@ class Generation:
         self._vocabulary = vocabulary
         self._progress = progress
         self._started = started
+        self._speculation = speculation
         self._sampler = options.make_sampler(seed, vocabulary)
         self._sampler.observe(numpy.array(state.tokens, numpy.int32))
         self._end_tokens = frozenset(tokenizer.eos_token_ids)
@@ -173,6 +177,8 @@ class Generation:
                 completion_tokens=len(self._tokens),
                 cached_tokens=self._cached,
                 reasoning_tokens=self._reasoning_tokens,
+                drafted_tokens=0 if self._speculation is None else self._speculation.drafted,
+                accepted_tokens=0 if self._speculation is None else self._speculation.accepted,
             ),
             timings=Timings(
                 ttft=self._ttft,
@@ -200,11 +206,18 @@ class Generation:
         return native and self.finish_reason is None and bool(self._tokens) and not self.cancel.cancelled
 
     def _draw_next(self) -> int:
+        drafts = self._drafts()
         if not self._options.logits_processors:
-            return self._state.step(self._sampler)
-        logits = self._state.advance()
-        assert logits is not None
-        return self._draw_from(logits)
+            return self._state.step(self._sampler, drafts)
+        return self._draw_from(self._state.step_logits(drafts))
+
+    def _drafts(self) -> list[int]:
+        """Return what to compute with the last token."""
+        if self._speculation is None:
+            return []
+        # Others are better served by passes that are over sooner.
+        useful = self._max_tokens - len(self._tokens) - 1 if self._state.alone else 0
+        return self._speculation.drafts(self._state.tokens, useful)
 
     def _draw_from(self, logits: Logits) -> int:
         if not self._options.logits_processors:
@@ -255,6 +268,8 @@ class Generation:
     def _accept(self, token: int) -> Chunk:
         self._state.tokens.append(token)
         self._tokens.append(token)
+        if self._speculation is not None:
+            self._speculation.drawn(token)
         count = len(self._tokens)
         logprobs = self._keep_logprobs(token) if self._options.logprobs else ()
         if self._in_thought:

@@ -36,12 +36,16 @@ class Usage:
         completion_tokens: generated, end token included.
         cached_tokens: of the prompt, not computed because a stored state covered them.
         reasoning_tokens: of the generated, those in the thought.
+        drafted_tokens: proposed by speculation and computed in passes with others.
+        accepted_tokens: of the drafted, those that the model drew itself.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -26,6 +26,7 @@ from lily_py.sampling import (
     read_options,
     refuse_unknown,
 )
+from lily_py.speculation import DEFAULT_DRAFT_TOKENS, SPECULATIONS
 from lily_py.state import Progress, State
 from lily_py.stream import Stream
 from lily_py.text import ChatTemplate, Tokenizer
@@ -65,6 +66,7 @@ class Runtime:
         memory_limit: bytes for everything; None for no limit.
         kv_dtype: of keys and values.
         ablate: optimisations switched off.
+        speculation: a name of `SPECULATIONS`, or None.
     """
 
     def __init__(
@@ -78,11 +80,14 @@ class Runtime:
         memory_limit: int | None,
         kv_dtype: str,
         ablate: Sequence[str],
+        speculation: str | None,
     ) -> None:
         self.checkpoint = checkpoint
         self._kv_dtype = kv_dtype
         self._ablate = tuple(ablate)
         self.context = context
+        self.speculate = None if speculation is None else SPECULATIONS[speculation]
+        """Makes an answer's speculation."""
         self.snapshot_interval = snapshot_interval
         self.tokenizer = Tokenizer.from_checkpoint(checkpoint)
         template = None if checkpoint.chat_template is None else ChatTemplate.from_checkpoint(checkpoint)
@@ -181,9 +186,13 @@ class Runtime:
         refuse_unknown(keywords, REQUEST_NAMES)
         progress = self.read_progress(keywords.get("progress"))
         given = {name: value for name, value in keywords.items() if name in OPTION_NAMES}
-        return read_options(self.defaults, given, self.checkpoint.config.vocab_size), prefill_progress(
-            progress
-        )
+        options = read_options(self.defaults, given, self.checkpoint.config.vocab_size)
+        if options.draft_tokens and self.speculate is None:
+            raise InvalidArgumentError(
+                f"draft_tokens={options.draft_tokens} needs an engine that speculates: "
+                "Engine.load(..., speculation='prompt_lookup')"
+            )
+        return options, prefill_progress(progress)
 
     def read_progress(self, progress: Any) -> bool | Progress | None:
         """Return what a `progress` argument is, checked."""
@@ -244,6 +253,7 @@ class Runtime:
         """
         options = request.options
         assert options.max_tokens is not None
+        drafts = DEFAULT_DRAFT_TOKENS if options.draft_tokens is None else options.draft_tokens
         reserved = self.budget.admit(len(state.tokens) + options.max_tokens)
         try:
             generation = Generation(
@@ -256,6 +266,7 @@ class Runtime:
                 cached=cached,
                 progress=request.progress,
                 started=started,
+                speculation=self.speculate(drafts) if self.speculate is not None and drafts else None,
             )
         except BaseException:
             self.budget.release(reserved)

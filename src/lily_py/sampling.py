@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lily_py import _core
 from lily_py.errors import InvalidArgumentError, UnknownKeywordError
 from lily_py.grammar import CONSTRAINT_NAMES, Constraint, read_constraint
+from lily_py.speculation import MOST_DRAFT_TOKENS
 from lily_py.text import StopStrings
 
 LogitsProcessor = Callable[[list[int], NDArray[numpy.float32]], NDArray[numpy.float32]]
@@ -46,6 +47,9 @@ _SPELLINGS = {
     "guided_grammar": "grammar",
     "json_schema": "response_format",
     "random_seed": "seed",
+    "num_speculative_tokens": "draft_tokens",
+    "prompt_lookup_num_tokens": "draft_tokens",
+    "num_pred_tokens": "draft_tokens",
 }
 _NO_REPLACEMENT = {
     "do_sample": "temperature=0 is greedy, anything above it samples",
@@ -91,6 +95,7 @@ class Keywords(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     regex: str | None
     grammar: str | None
+    draft_tokens: int | None
     raw: bool | None
     tools: Sequence[Mapping[str, Any]] | None
     thinking: bool | None
@@ -126,6 +131,7 @@ class SamplingOptions:
         xtc_threshold: those of at least this probability, except the least probable of them; above 0.5
             it can't be two, and nothing happens.
         constraint: what the answer must follow.
+        draft_tokens: most tokens to draft in a pass; 0 for no speculation, None for what the engine does.
     """
 
     max_tokens: int | None = None
@@ -147,6 +153,7 @@ class SamplingOptions:
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     constraint: Constraint | None = None
+    draft_tokens: int | None = None
 
     def make_sampler(self, seed: int, vocabulary: int) -> _core.Sampler:
         """Return a fresh native sampler.
@@ -274,6 +281,7 @@ _INTEGERS = {
     "seed": (0, (1 << 64) - 1),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "n": (1, 1024),
+    "draft_tokens": (0, MOST_DRAFT_TOKENS),
 }
 
 

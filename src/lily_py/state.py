@@ -147,16 +147,38 @@ class State:
         self._logits = logits
         return logits
 
-    def step(self, sampler: _core.Sampler) -> int:
-        """Compute the last token, the only one that isn't yet; return the next, drawn but not added."""
+    def step(self, sampler: _core.Sampler, drafts: Sequence[int] = ()) -> int:
+        """Compute the last token, the only one that isn't yet; return the next, drawn but not added.
+
+        Args:
+            sampler: draws.
+            drafts: tokens that may follow, computed in the same pass. Steps after which they are the last
+                token compute nothing; they are no part of the state before.
+        """
         self._logits = None
         try:
-            token = self._model.step(self._sequence, self.tokens[-1], sampler)
+            token = self._model.step(self._sequence, self.tokens[-1], sampler, drafts)
         except BaseException:
             self._recover()
             raise
         self._snapshot_at_interval()
         return token
+
+    def step_logits(self, drafts: Sequence[int] = ()) -> Logits:
+        """Do what `step` does, but return the logits [vocab] to draw from."""
+        self._logits = None
+        try:
+            logits = self._model.step_logits(self._sequence, self.tokens[-1], drafts)
+        except BaseException:
+            self._recover()
+            raise
+        self._snapshot_at_interval()
+        return logits
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other state of the model is between `join` and `leave`."""
+        return self._model.joined <= (0 if self._joined is None else 1)
 
     @staticmethod
     def step_each(states: Sequence[State], samplers: Sequence[_core.Sampler]) -> list[int]:

@@ -56,6 +56,7 @@ def test_help_lists_the_commands(run: Run) -> None:
         ("generate demo two words", "needs quotes"),
         ("generate demo hi --raw --system x", "--raw"),
         ("generate demo hi --backend gpu", "'cpu'"),
+        ("generate demo hi --speculation eagle", "'prompt_lookup'"),
         ("info demo more", "more"),
         ("bench nothing", "nothing"),
     ],
@@ -119,6 +120,8 @@ def test_info_never_downloads_unasked(run: Run) -> None:
         (["--memory-limit", "lots"], "memory_limit must be a size"),
         (["--memory-limit", "1KB"], "too small"),
         (["--backend", "metal"], "no Metal backend"),
+        (["--draft-tokens", "4"], "needs an engine that speculates"),
+        (["--speculation", "prompt_lookup", "--draft-tokens", "33"], "draft_tokens must be between 0 and 32"),
     ],
 )
 def test_impossible_values_are_1_and_named(run: Run, arguments: Sequence[str], said: str) -> None:

@@ -32,6 +32,13 @@ def test_figures_follow_on_stderr(run: Run, demo: lily_py.Engine) -> None:
     assert run("generate", "demo", QUESTION, "--quiet").err == ""
 
 
+def test_drafts_are_told_and_change_nothing_else(run: Run, demo: lily_py.Engine) -> None:
+    question = "Repeat: one two one two one two one two"
+    ran = run("generate", "demo", question, "--temp", "0", "--speculation", "prompt_lookup")
+    assert ran.out == demo.generate(question, temperature=0).text + "\n"
+    assert re.search(r"Generation: \d+ tokens \(\d+ of \d+ drafts accepted\), ", ran.err)
+
+
 def test_json_is_one_object_with_the_whole_result(run: Run, demo: lily_py.Engine) -> None:
     expected = demo.generate(QUESTION, seed=5, thinking=True)
     ran = run("generate", "demo", QUESTION, "--seed", "5", "--thinking", "--json")
@@ -68,6 +75,7 @@ OPTIONS: dict[str, Any] = {
     "presence_penalty": 1.5,
     "frequency_penalty": 1.2,
     "seed": 3,
+    "draft_tokens": 5,
     "max_tokens": 40,
     "thinking": False,
 }
@@ -85,6 +93,7 @@ def test_options_reach_the_engine_under_their_names(run: Run, monkeypatch: pytes
     words = ["--no-thinking"]
     for name, value in OPTIONS.items():
         words += [] if name == "thinking" else [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--speculation", "prompt_lookup"]
     for command in (("generate", "demo", QUESTION), ("chat", "demo")):
         assert run(*command, *words, "--stop", "a", "--stop", "b", stdin=QUESTION).status == 0
     assert seen == [{**OPTIONS, "stop": ["a", "b"]}] * 2
@@ -103,7 +112,7 @@ def test_loading_options_reach_the_engine_under_their_names(
 
     monkeypatch.setattr(lily_py.Engine, "load", load)
     typed = "--backend cpu --mtp head --max-context 512 --memory-limit 2GB --threads 3 --revision v1"
-    typed += " --kv-dtype int8"
+    typed += " --kv-dtype int8 --speculation prompt_lookup"
     for command in (("generate", "a/b", QUESTION), ("chat", "a/b")):
         assert run(*command, *typed.split()).status == 1
     expected = {
@@ -115,6 +124,7 @@ def test_loading_options_reach_the_engine_under_their_names(
         "threads": 3,
         "kv_dtype": "int8",
         "revision": "v1",
+        "speculation": "prompt_lookup",
     }
     assert seen == [expected] * 2
 

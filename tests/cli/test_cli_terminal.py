@@ -116,6 +116,14 @@ def test_figures_of_several_answers_are_those_of_all_their_tokens_and_seconds() 
     ]
 
 
+def test_drafts_are_told_where_there_were_any() -> None:
+    statistics = Statistics()
+    for drafted, accepted in ((20, 15), (0, 0), (3, 1)):
+        usage = Usage(completion_tokens=10, drafted_tokens=drafted, accepted_tokens=accepted)
+        statistics.add(Result("", (), "stop", usage=usage))
+    assert list(statistics.lines())[1] == "Generation: 30 tokens (16 of 23 drafts accepted), - tokens/s"
+
+
 def test_what_was_not_measured_has_no_rate() -> None:
     statistics = Statistics()
     statistics.add(Result("", (), "cancelled", usage=Usage(prompt_tokens=3)))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from lily_py.sampling import LogitsProcessor
 
 Logits = NDArray[np.float32]
 Tiny = Callable[..., Path]
+Keywords = dict[str, Any]
 
 IDS = textfiles.token_ids()
 END = IDS["<|im_end|>"]
@@ -98,3 +102,44 @@ def altered(folder: Path, target: Path) -> Path:
     weights = max(target.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     flip(weights, weights.stat().st_size - 1)
     return target
+
+
+def together(jobs: list[Callable[[], Any]], timeout: float = 30) -> list[Any]:
+    """Run all at once, each in a thread; return what each returned or raised."""
+
+    def guarded(job: Callable[[], Any]) -> Any:
+        try:
+            start.wait(timeout)
+            return job()
+        except Exception as error:
+            return error
+
+    start = threading.Barrier(len(jobs))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [each.result(timeout) for each in [pool.submit(guarded, job) for job in jobs]]
+
+
+def outcome(result: lily_py.Result) -> tuple[Any, ...]:
+    return result.token_ids, result.text, result.finish_reason, result.logprobs, result.stop
+
+
+def requests(count: int, seed: int) -> list[tuple[list[int], Keywords]]:
+    """Requests of every kind: lengths, seeds, stop strings, penalties, log probabilities, processors."""
+    rng = random.Random(seed)
+    made: list[tuple[list[int], Keywords]] = []
+    for i in range(count):
+        keywords: Keywords = {
+            "max_tokens": rng.randint(1, 24),
+            "temperature": rng.choice([0, 0.7, 1.5]),
+            "seed": rng.randrange(1 << 32),
+        }
+        if i % 3 == 0:
+            keywords |= {"top_logprobs": 2}
+        if i % 4 == 0:
+            keywords |= {"stop": ["a", "e"]}
+        if i % 5 == 0:
+            keywords |= {"repetition_penalty": 1.3}
+        if i % 7 == 0:
+            keywords |= {"logits_processors": [lambda _, logits: logits * 0.5]}
+        made.append((ids_of(rng.choice([1, 2, 7, 40, 130]), seed=rng.randrange(1000)), keywords))
+    return made

@@ -7,18 +7,17 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_support import ids_of, load
+from engine_support import Keywords, ids_of, load, outcome, requests, together
 
 import lily_py
 
-Keywords = dict[str, Any]
 Numbers = np.ndarray
 
 
@@ -27,47 +26,6 @@ def plain(folder: Path) -> Iterator[lily_py.Engine]:
     """An engine that stores no states: each request computes all of its prompt."""
     with load(folder, cache_bytes=0) as engine:
         yield engine
-
-
-def together(jobs: list[Callable[[], Any]], timeout: float = 30) -> list[Any]:
-    """Run all at once, each in a thread; return what each returned or raised."""
-
-    def guarded(job: Callable[[], Any]) -> Any:
-        try:
-            start.wait(timeout)
-            return job()
-        except Exception as error:
-            return error
-
-    start = threading.Barrier(len(jobs))
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return [each.result(timeout) for each in [pool.submit(guarded, job) for job in jobs]]
-
-
-def outcome(result: lily_py.Result) -> tuple[Any, ...]:
-    return result.token_ids, result.text, result.finish_reason, result.logprobs, result.stop
-
-
-def requests(count: int, seed: int) -> list[tuple[list[int], Keywords]]:
-    """Requests of every kind: lengths, seeds, stop strings, penalties, log probabilities, processors."""
-    rng = random.Random(seed)
-    made: list[tuple[list[int], Keywords]] = []
-    for i in range(count):
-        keywords: Keywords = {
-            "max_tokens": rng.randint(1, 24),
-            "temperature": rng.choice([0, 0.7, 1.5]),
-            "seed": rng.randrange(1 << 32),
-        }
-        if i % 3 == 0:
-            keywords |= {"top_logprobs": 2}
-        if i % 4 == 0:
-            keywords |= {"stop": ["a", "e"]}
-        if i % 5 == 0:
-            keywords |= {"repetition_penalty": 1.3}
-        if i % 7 == 0:
-            keywords |= {"logits_processors": [lambda _, logits: logits * 0.5]}
-        made.append((ids_of(rng.choice([1, 2, 7, 40, 130]), seed=rng.randrange(1000)), keywords))
-    return made
 
 
 def test_each_request_gets_what_it_gets_alone(plain: lily_py.Engine) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from lily_py import __version__
 from lily_py.cli import chat, generate, info, selftest, tokens
 from lily_py.engine import BACKENDS, KV_DTYPES
+from lily_py.speculation import SPECULATIONS
 
 _DESCRIPTION = """\
 Runs Qwen3.5/3.6 hybrid mixture-of-experts models on this machine.
@@ -196,6 +197,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     option("--presence-penalty", type=float, metavar="X", help="subtracted for tokens seen before")
     option("--frequency-penalty", type=float, metavar="X", help="subtracted each time a token was seen")
     option("--seed", type=int, metavar="N", help="same seed, same answer")
+    option("--draft-tokens", type=int, metavar="N", help="most tokens drafted at once; 0: none; default: 10")
     option("--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated")
 
 
@@ -216,5 +218,7 @@ def _add_loading(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads; default: one per core")
     about = "of stored keys and values; int8 takes half the memory (default: bfloat16)"
     group.add_argument("--kv-dtype", choices=KV_DTYPES, default="bfloat16", help=about)
+    about = "draft what followed the last tokens before: the same answer, sooner where text repeats (CPU)"
+    group.add_argument("--speculation", choices=SPECULATIONS, help=about)
     group.add_argument("--max-context", type=int, metavar="N", help="most tokens of a conversation")
     group.add_argument("--memory-limit", metavar="SIZE", help="for weights and conversations, such as 24GB")

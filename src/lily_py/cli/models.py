@@ -24,6 +24,7 @@ def load_engine(options: argparse.Namespace) -> Engine:
         threads=options.threads,
         kv_dtype=options.kv_dtype,
         revision=options.revision,
+        speculation=options.speculation,
     )
 
 

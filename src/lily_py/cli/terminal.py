@@ -113,6 +113,8 @@ class Statistics:
     generated_tokens: int = 0
     decode_seconds: float = 0.0
     decoded_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     peak_memory: int = 0
 
     def add(self, result: Result) -> None:
@@ -125,17 +127,24 @@ class Statistics:
         self.generated_tokens += usage.completion_tokens
         self.decode_seconds += timings.decode_seconds
         self.decoded_tokens += max(0, usage.completion_tokens - 1)
+        self.drafted_tokens += usage.drafted_tokens
+        self.accepted_tokens += usage.accepted_tokens
         self.peak_memory = max(self.peak_memory, timings.peak_memory_bytes)
 
     def lines(self) -> Iterable[str]:
-        """Return the three lines that people paste: prompt, generation, peak memory."""
+        """Return the lines that people paste: prompt, generation, peak memory."""
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
         yield (
             f"Prompt: {self.prompt_tokens} tokens{cached}, "
             f"{_rate(self.prefilled_tokens, self.prefill_seconds)} tokens/s"
         )
         rate = _rate(self.decoded_tokens, self.decode_seconds)
-        yield f"Generation: {self.generated_tokens} tokens, {rate} tokens/s"
+        drafts = (
+            f" ({self.accepted_tokens} of {self.drafted_tokens} drafts accepted)"
+            if self.drafted_tokens
+            else ""
+        )
+        yield f"Generation: {self.generated_tokens} tokens{drafts}, {rate} tokens/s"
         yield f"Peak memory: {self.peak_memory / 1e9:.3f} GB"
 
     def show(self) -> None:

@@ -23,6 +23,7 @@ def sampling_keywords(options: argparse.Namespace) -> Keywords:
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
         "seed": options.seed,
+        "draft_tokens": options.draft_tokens,
         "stop": options.stop,
         "thinking": options.thinking,
     }
