@@ -29,14 +29,15 @@ $(VENV)/.test-tools: pyproject.toml $(VENV)/.installed
 	$(PIP) install --quiet '.[test,check]' cmake ninja 'nanobind==3.1.0' nanobind-backend
 	@touch $@
 
-# What runs Metal kernels needs a compiler of its own: `make metalsim`.
-PORTABLE := --ignore=tests/metalsim --ignore=tests/metal
+# What runs Metal kernels in a simulator fetches a compiler from PyPI, and says so where it can't.
+SIMULATED := tests/metalsim tests/metal
+PORTABLE := $(addprefix --ignore=,$(SIMULATED))
 
 demo: $(VENV)/.installed  ## build, install, and let the demo model answer
 	cd / && $(CURDIR)/$(BIN)/lily generate demo "Who are you?"
 	cd / && $(CURDIR)/$(BIN)/lily generate demo "What is 27 + 48?"
 
-test: $(VENV)/.test-tools check  ## every test with light oracles (NumPy, mlx-lm)
+test: $(VENV)/.test-tools check metalsim  ## every test with light oracles (NumPy, mlx-lm)
 	$(BIN)/python -m pytest -m "not oracle" $(PORTABLE)
 
 test-fast: $(VENV)/.test-tools  ## what a developer runs between edits
@@ -46,8 +47,8 @@ test-oracles: $(VENV)/.test-tools  ## the tests that compare with transformers a
 	$(PIP) install --quiet '.[oracles]'
 	$(BIN)/python -m pytest -m oracle
 
-metalsim: $(VENV)/.test-tools  ## the Metal kernels and the simulator they run on (fetches a compiler from PyPI)
-	$(BIN)/python -m pytest tests/metalsim tests/metal
+metalsim: $(VENV)/.test-tools  ## the Metal backend, its kernels and the simulator that they run on
+	$(BIN)/python -m pytest $(SIMULATED) -n 2
 
 check: $(VENV)/.test-tools  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -13,36 +13,54 @@ constexpr std::array<std::string_view, 5> kWithWeights = {"project", "experts", 
 constexpr std::array<std::string_view, 6> kWithoutWeights = {
     "attention", "delta_rule", "routing", "delta_rule_scan", "attention_prefill", "sample"};
 
-std::vector<KernelSource> chosen(std::span<const std::string_view> names) {
+// Files with kernels of the same names, bindings and parameters, in whose place one is taken if a technique
+// is switched off.
+struct Replacement {
+    std::string_view name, by;
+    bool Switches::* technique;
+};
+constexpr Replacement kReplacements[] = {
+    {"attention", "strided_attention", &Switches::coalesced_cache_reads},
+};
+
+std::string_view file_of(std::string_view name, const Switches& switches) {
+    for (const Replacement& r : kReplacements) {
+        if (r.name == name && !(switches.*r.technique)) return r.by;
+    }
+    return name;
+}
+
+// The sources of libraries of these names.
+std::vector<KernelSource> chosen(std::span<const std::string_view> names, const Switches& switches) {
     std::vector<KernelSource> sources;
-    for (const KernelSource& source : embedded_kernels()) {
-        if (std::ranges::find(names, source.name) != names.end()) sources.push_back(source);
+    for (const std::string_view name : names) {
+        const std::string_view file = file_of(name, switches);
+        KernelSource source = *std::ranges::find(embedded_kernels(), file, &KernelSource::name);
+        source.name = name;
+        sources.push_back(source);
     }
     return sources;
 }
 
-void append(std::vector<KernelSource>& sources, std::string_view name) {
-    const std::vector<KernelSource> more = chosen(std::span(&name, 1));
-    sources.insert(sources.end(), more.begin(), more.end());
-}
-
 }  // namespace
 
-KernelSet::KernelSet(Device& device, std::string activation, MatrixPath path)
+KernelSet::KernelSet(Device& device, const Switches& switches, MatrixPath path)
     : device_(device),
-      activation_(std::move(activation)),
-      path_(path),
-      with_weights_(chosen(kWithWeights)),
-      without_weights_(chosen(kWithoutWeights)) {
-    if (path != MatrixPath::simdgroup) append(with_weights_, "matrix_tensor");
-    if (path == MatrixPath::tensor_fragments) append(without_weights_, "attention_tensor");
-    common_ = std::make_unique<Kernels>(device, macros(), without_weights_);
+      macros_{{"LILY_ACTIVATION", switches.bf16_activations ? "bfloat" : "float"}},
+      path_(path) {
+    std::vector<std::string_view> with_weights(kWithWeights.begin(), kWithWeights.end());
+    std::vector<std::string_view> without_weights(kWithoutWeights.begin(), kWithoutWeights.end());
+    if (path != MatrixPath::simdgroup) with_weights.push_back("matrix_tensor");
+    if (path == MatrixPath::tensor_fragments) without_weights.push_back("attention_tensor");
+    with_weights_ = chosen(with_weights, switches);
+    without_weights_ = chosen(without_weights, switches);
+    common_ = std::make_unique<Kernels>(device, macros_, without_weights_);
 }
 
 Kernels& KernelSet::of(const NumberFormat& format) {
     std::unique_ptr<Kernels>& kernels = by_format_[format];
     if (!kernels) {
-        Kernels::Macros with_format = macros();
+        Kernels::Macros with_format = macros_;
         with_format.emplace_back("LILY_FORMAT", format.name);
         with_format.emplace_back("LILY_SCALE", format.scale);
         if (path_ == MatrixPath::tensor_tiles) with_format.emplace_back("LILY_TENSOR_TILES", "1");

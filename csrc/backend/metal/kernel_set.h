@@ -6,18 +6,18 @@
 #include <string>
 #include <vector>
 
-#include "backend/metal/choices.h"
 #include "backend/metal/kernel_library.h"
 #include "backend/metal/matrix_path.h"
+#include "backend/metal/switches.h"
 #include "backend/metal/weights.h"
 
 namespace lily::metal {
 
 class KernelSet {
   public:
-    // `activation` is the type of activations between operations, "bfloat" or "float"; `path` is to be tried
-    // beside simdgroup matrices.
-    KernelSet(Device& device, std::string activation, MatrixPath path);
+    // `path` is to be tried beside simdgroup matrices. What is switched off is replaced by other kernels of
+    // the same names.
+    KernelSet(Device& device, const Switches& switches, MatrixPath path);
 
     Kernels& common() { return *common_; }
     // Begins to compile at the first call for a format.
@@ -26,10 +26,8 @@ class KernelSet {
     void require_all();
 
   private:
-    Kernels::Macros macros() const { return {{"LILY_ACTIVATION", activation_}}; }
-
     Device& device_;
-    std::string activation_;
+    Kernels::Macros macros_;
     MatrixPath path_;
     std::vector<KernelSource> with_weights_, without_weights_;
     std::unique_ptr<Kernels> common_;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "backend/metal/choices.h"
 #include "backend/metal/command.h"
 #include "backend/metal/device.h"
+#include "backend/metal/switches.h"
 
 namespace lily::metal {
 

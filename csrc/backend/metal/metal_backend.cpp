@@ -5,38 +5,18 @@
 #include <cstring>
 #include <utility>
 
-#include "backend/metal/rows.h"
+#include "backend/metal/choosing.h"
+#include "backend/metal/cuts.h"
+#include "backend/metal/decoder_steps.h"
+#include "backend/metal/program.h"
 #include "backend/metal/state.h"
-#include "backend/metal/step.h"
 #include "base/error.h"
 #include "base/numeric.h"
 
 namespace lily::metal {
 namespace {
 
-// A list of operations as steps, for few rows of several sequences and for many rows of one.
-struct Program {
-    const Op* ops;
-    std::vector<std::unique_ptr<Step>> few;
-    std::vector<std::unique_ptr<Step>> many;  // null where the step for few takes any number; empty: no form
-    size_t head = 0;                          // the step that makes logits
-
-    const Step& step(size_t i, bool with_many) const { return with_many && many[i] ? *many[i] : *few[i]; }
-};
-
-// Operations [first, end) of a program.
-struct Stretch {
-    const Program& program;
-    size_t first, end;
-};
-
 constexpr int64_t kMostSampled = 1 << 18;  // tokens that sample.metal chooses from
-
-// Rows [first, first + rows) of a batch, computed together.
-struct Cut {
-    int64_t first, rows;
-    bool many;
-};
 
 StreamOptions stream_options(const Switches& switches) {
     StreamOptions options = StreamOptions::from_environment();
@@ -65,22 +45,6 @@ struct Inputs {
     }
 };
 
-SampleOptions sample_options(const Choice& choice) {
-    SampleOptions options;
-    options.temperature = choice.temperature;
-    options.top_k = static_cast<uint32_t>(choice.top_k);
-    options.top_p = choice.top_p;
-    options.min_p = choice.min_p;
-    options.seed_low = static_cast<uint32_t>(choice.seed);
-    options.seed_high = static_cast<uint32_t>(choice.seed >> 32);
-    return options;
-}
-
-void require_number(uint32_t key) {
-    if (key == kNotANumber)
-        throw BackendError("the model produced logits that are not numbers; the weights are damaged");
-}
-
 class MetalBackend final : public Backend {
   public:
     explicit MetalBackend(const BackendOptions& options)
@@ -103,8 +67,7 @@ class MetalBackend final : public Backend {
 
     void prepare(const Plan& plan) override {
         path_ = best_path(*device_, switches_);
-        kernels_ =
-            std::make_unique<KernelSet>(*device_, switches_.bf16_activations ? "bfloat" : "float", path_);
+        kernels_ = std::make_unique<KernelSet>(*device_, switches_, path_);
         for (const std::span<const Op> ops : plan.lists) {
             for (const Op& op : ops) {
                 for (const Matrix* matrix : matrices(op)) kernels_->of(number_format(*matrix));
@@ -117,16 +80,18 @@ class MetalBackend final : public Backend {
         Builder builder{*kernels_,  *weights_,         switches_,      path_, buffers_, sizes,
                         layout_.kv, layout_.recurrent, plan.positions, {},    nullptr,  nullptr};
         for (const std::span<const Op> ops : plan.lists) {
-            programs_.push_back(make_program(ops, builder));
+            programs_.push_back(std::make_unique<Program>(ops, builder));
+            std::ranges::for_each(ops, [&](const Op& op) { note_rounded(op); });
         }
         weights_->load(*device_);
         kernels_->require_all();
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
         block_rows_ = std::max(kMostRows, std::min(kBlockRows, plan.max_rows));
-        allocate_buffers(plan, sizes);
+        buffers_.allocate(*device_, plan, sizes, switches_.activation_bytes(), block_rows_);
         try_path(plan);
-        sizes_ = sizes;
-        make_room_for_splits(switches_.splits(kMediumFrom - 1));
+        buffers_.make_room_for_splits(*device_, sizes, switches_.splits(kMediumFrom - 1));
+        vocabulary_ = sizes.logits;
+        passes_ = std::make_unique<Passes>(*device_, *stream_, *states_, buffers_, sizes);
         inputs_ = std::make_unique<Inputs>(*device_, plan.max_rows);
         max_rows_ = plan.max_rows;
     }
@@ -138,7 +103,7 @@ class MetalBackend final : public Backend {
         const uint32_t stride = write_inputs(batch);
         Completion last;
         size_t logits = 0, choices = 0;  // rows done
-        for (const Cut& cut : cuts(batch, stretch.program)) {
+        for (const Cut& cut : cut(batch.segments, !stretch.program.many.empty(), block_rows_)) {
             if (cut.first > 0 && batch.stop && (*batch.stop)()) {
                 last.wait();
                 return false;
@@ -148,11 +113,11 @@ class MetalBackend final : public Backend {
             const bool apart = wanted > kMostRows;
             if (!apart) want(block, logits, wanted);
             choices += choose(batch, cut, choices, block);
-            last = commit(stretch, cut.many, block);
+            last = passes_->commit(stretch, cut.many, block);
             block.chosen.reset();
             for (size_t first = 0; apart && first < wanted; first += kMostRows) {
                 want(block, logits + first, std::min<size_t>(kMostRows, wanted - first));
-                last = commit_head(stretch.program, block);
+                last = passes_->commit_head(stretch.program, block);
                 last.wait();
                 copy_logits(batch, logits + first, block.wanted);
             }
@@ -172,7 +137,10 @@ class MetalBackend final : public Backend {
     }
 
     std::unique_ptr<Decoder> decoder(std::span<const Op> ops, Sequence& sequence, int32_t token,
-                                     const Choice& choice) override;
+                                     const Choice& choice) override {
+        if (!chooses(choice)) return nullptr;
+        return make_decoder(*passes_, switches_, find(ops), sequence, token, choice);
+    }
 
     std::string describe() const override {
         char size[32];
@@ -209,8 +177,6 @@ class MetalBackend final : public Backend {
     }
 
   private:
-    class DecoderSteps;
-
     // Activations that are kept as bf16: all but the residual stream, the routing and the last hidden rows.
     void note_rounded(const Op& op) {
         const auto* project = std::get_if<NormProject>(&op);
@@ -241,87 +207,6 @@ class MetalBackend final : public Backend {
         if (!path_problem_.empty()) path_ = MatrixPath::simdgroup;
     }
 
-    Program make_program(std::span<const Op> ops, Builder& builder) {
-        Program program{ops.data(), {}, {}};
-        for (const Op& op : ops) {
-            if (std::holds_alternative<Head>(op)) program.head = program.few.size();
-            program.few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
-            note_rounded(op);
-        }
-        if (!switches_.matrix_prefill || std::ranges::any_of(ops, rows_obstacle)) return program;
-        for (const Op& op : ops) {
-            program.many.push_back(std::visit([&](const auto& o) { return make_rows_step(o, builder); }, op));
-        }
-        return program;
-    }
-
-    void allocate_buffers(const Plan& plan, const Sizes& sizes) {
-        const size_t element = switches_.activation_bytes();
-        const auto rows = static_cast<size_t>(block_rows_);
-        const auto allocate = [&](size_t bytes, const char* label) {
-            return device_->allocate(std::max<size_t>(bytes, 4), label);
-        };
-        for (const int64_t width : plan.activation_widths) {
-            buffers_.activations.push_back(allocate(4 * rows * static_cast<size_t>(width), "activation"));
-        }
-        buffers_.router_logits = allocate(4 * rows * sizes.router_logits, "router logits");
-        buffers_.normed = allocate(element * rows * sizes.normed, "normed rows");
-        buffers_.inverses = allocate(4 * rows, "inverse lengths");
-        buffers_.mixed = allocate(element * rows * sizes.mixed, "mixed rows");
-        buffers_.gates = allocate(4 * rows * sizes.gates, "gates");
-        buffers_.picks = allocate(4 * rows * sizes.picks, "chosen experts");
-        buffers_.entries = allocate(4 * rows * sizes.entries, "rows by expert");
-        buffers_.counts = allocate(4 * sizes.experts * divided(rows, 32), "rows of experts");
-        buffers_.blocks = allocate(16 * most_blocks(sizes), "blocks of experts");
-        buffers_.down = allocate(element * rows * sizes.down, "experts' results");
-        buffers_.squares = allocate(4 * kMostRows * sizes.squares, "squares of heads");
-        buffers_.best = allocate(4 * kMostRows * sizes.best, "best tokens");
-        buffers_.logits = allocate(4 * kMostRows * sizes.logits, "logits");
-        buffers_.bins = allocate(4 * kMostRows * kBinNumbers, "bins of choices");
-        std::memset(buffers_.bins.contents(), 0, buffers_.bins.size());
-    }
-
-    // Blocks of experts that the rows of any block may need.
-    size_t most_blocks(const Sizes& sizes) const {
-        uint32_t most = 0;
-        for (uint64_t rows = 1; sizes.experts > 0 && rows <= static_cast<uint64_t>(block_rows_); ++rows) {
-            // Simdgroup matrices have the smallest tiles, and may have to stand in for the others.
-            const uint32_t tile = expert_tiling(MatrixPath::simdgroup, rows, sizes.experts, sizes.picks).rows;
-            most = std::max(
-                most, block_capacity(rows, sizes.experts, sizes.picks, sizes.entries > sizes.picks, tile));
-        }
-        return most;
-    }
-
-    // Rows of one sequence beyond kMostRows go through the kernels of many rows, the others eight at a time.
-    std::vector<Cut> cuts(const Batch& batch, const Program& program) const {
-        std::vector<Cut> result;
-        bool open = false;  // the last cut takes more rows
-        for (const Segment& s : batch.segments) {
-            int64_t first = s.first_row;
-            int64_t left = s.rows;
-            while (left > 0) {
-                const bool many = left > kMostRows && !program.many.empty();
-                // No block is left with so few rows that other kernels would take them.
-                int64_t rows = left <= block_rows_               ? left
-                               : left - block_rows_ <= kMostRows ? left / 2
-                                                                 : block_rows_;
-                if (!many) {
-                    if (!open) result.push_back({first, 0, false});
-                    rows = std::min(left, kMostRows - result.back().rows);
-                    result.back().rows += rows;
-                    open = result.back().rows < kMostRows;
-                } else {
-                    result.push_back({first, rows, true});
-                    open = false;
-                }
-                first += rows;
-                left -= rows;
-            }
-        }
-        return result;
-    }
-
     // Rows of the cut whose logits are wanted; those before it were `done`.
     static size_t count_logits(const Batch& batch, const Cut& cut, size_t done) {
         size_t end = done;
@@ -336,20 +221,12 @@ class MetalBackend final : public Backend {
     }
 
     Stretch find(std::span<const Op> ops) const {
-        for (const Program& program : programs_) {
-            const auto first = static_cast<size_t>(ops.data() - program.ops);
-            if (ops.data() >= program.ops && first + ops.size() <= program.few.size())
-                return {program, first, first + ops.size()};
+        for (const std::unique_ptr<Program>& program : programs_) {
+            const auto first = static_cast<size_t>(ops.data() - program->ops);
+            if (ops.data() >= program->ops && first + ops.size() <= program->few.size())
+                return {*program, first, first + ops.size()};
         }
         throw BackendError("the backend wasn't prepared for these operations");
-    }
-
-    void make_room_for_splits(uint32_t splits) {
-        if (splits <= buffers_.splits || sizes_.partial == 0) return;
-        const size_t cells = 4 * static_cast<size_t>(kMostRows) * splits;
-        buffers_.partial = device_->allocate(cells * sizes_.partial, "partial results of attention");
-        buffers_.statistics = device_->allocate(cells * sizes_.statistics, "statistics of attention");
-        buffers_.splits = splits;
     }
 
     // Tokens, positions, sequences, rows of logits and pages of a batch; returns the pages per table.
@@ -445,25 +322,9 @@ class MetalBackend final : public Backend {
         return block;
     }
 
-    Completion commit(const Stretch& stretch, bool many, Block& block) {
-        make_room_for_splits(block.splits);
-        const DeviceStates::Held held = states_->hold();
-        block.cache = held.pages;
-        Pass pass = stream_->begin(many ? "prompt" : "step");
-        for (size_t i = stretch.first; i < stretch.end; ++i)
-            stretch.program.step(i, many).encode(block, pass);
-        return pass.commit();
-    }
-
-    Completion commit_head(const Program& program, const Block& block) {
-        Pass pass = stream_->begin("logits");
-        program.few[program.head]->encode(block, pass);
-        return pass.commit();
-    }
-
     void copy_logits(const Batch& batch, size_t first, size_t count) const {
-        std::memcpy(batch.logits + first * sizes_.logits, buffers_.logits.contents(),
-                    count * sizes_.logits * sizeof(float));
+        std::memcpy(batch.logits + first * vocabulary_, buffers_.logits.contents(),
+                    count * vocabulary_ * sizeof(float));
     }
 
     Switches switches_;
@@ -473,123 +334,18 @@ class MetalBackend final : public Backend {
     std::unique_ptr<KernelSet> kernels_;
     std::unique_ptr<Weights> weights_;
     Buffers buffers_;
-    Sizes sizes_;
-    std::vector<Program> programs_;
+    size_t vocabulary_ = 0;
+    std::vector<std::unique_ptr<Program>> programs_;
     std::vector<int64_t> widths_;
     std::set<Activation> rounded_;
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
     int64_t block_rows_ = kMostRows;
     MatrixPath path_ = MatrixPath::simdgroup;
-    std::string path_problem_;               // with a better one
+    std::string path_problem_;  // with a better one
+    std::unique_ptr<Passes> passes_;
     std::unique_ptr<CommandStream> stream_;  // waits for the GPU before anything above goes away
 };
-
-// Two token slots: a step reads one and writes the other. Two states: a step reads one and writes the other,
-// so that the one before the step under way is always whole. The convolution's inputs stay in the first: a
-// ring that goes further back than a step.
-class MetalBackend::DecoderSteps final : public Decoder {
-  public:
-    DecoderSteps(MetalBackend& backend, const Stretch& steps, Sequence& sequence, int32_t token,
-                 const Choice& choice)
-        : backend_(backend),
-          stretch_(steps),
-          sequence_(sequence),
-          choice_(choice),
-          other_(sequence.recurrent().layout()),
-          first_position_(sequence.length()),
-          words_(backend.device_->allocate(4 * kWords, "decode")),
-          options_(backend.device_->allocate(sizeof(SampleOptions), "options of a choice")) {
-        *options_.as<SampleOptions>() = sample_options(choice);
-        auto* words = words_.as<uint32_t>();
-        std::fill_n(words, kWords, 0u);
-        words[kTokens] = static_cast<uint32_t>(token);
-        words[kPosition] = static_cast<uint32_t>(first_position_);
-    }
-
-    void start() override {
-        const int64_t position = first_position_ + started_;
-        write_pages(position);
-        const auto now = static_cast<size_t>(started_ % 2);
-        const DeviceBuffer* states[2] = {&DeviceStates::recurrent(sequence_.recurrent().block()),
-                                         &DeviceStates::recurrent(other_.block())};
-        Block block;
-        block.rows = 1;
-        block.tokens = word(kTokens + now);
-        block.positions = word(kPosition);
-        block.sequences = word(kZero);
-        block.pages = Range(pages_);
-        block.table_stride = static_cast<uint32_t>(pages_.size() / 4);
-        block.parts = {{states[now], states[1 - now], states[0], 0, 1, 0}};
-        block.splits = backend_.switches_.splits(position + 1);
-        block.cache_pages = divided(static_cast<uint64_t>(position + 1), kPageTokens);
-        block.chosen = Chosen{1,
-                              word(kZero),
-                              word(kPosition),
-                              word(kTokens + 1 - now),
-                              word(kKeys + now),
-                              static_cast<uint32_t>(choice_.vocabulary),
-                              std::nullopt};
-        if (choice_.temperature > 0.0f) block.chosen->options = Range(options_);
-        steps_[now] = backend_.commit(stretch_, false, block);
-        ++started_;
-    }
-
-    int32_t finish() override {
-        const auto now = static_cast<size_t>(finished_ % 2);
-        steps_[now].wait();
-        const auto* words = words_.as<uint32_t>();
-        require_number(words[kKeys + now]);
-        ++finished_;
-        return static_cast<int32_t>(words[kTokens + 1 - now]);
-    }
-
-    void take_back() override {
-        backend_.stream_->wait_idle();
-        if (finished_ % 2 == 0) return;
-        RecurrentState& first = sequence_.recurrent();
-        const RecurrentLayout& layout = first.layout();
-        const auto inputs = static_cast<size_t>(layout.conv_offset(0));
-        std::memcpy(other_.bytes().data() + inputs, first.bytes().data() + inputs,
-                    first.bytes().size() - inputs);
-        std::swap(first, other_);
-    }
-
-  private:
-    // Places in words_.
-    static constexpr size_t kZero = 0, kPosition = 1, kTokens = 2, kKeys = 4, kWords = 6;
-
-    Range word(size_t at) const { return elements(words_, at, 1); }
-
-    void write_pages(int64_t position) {
-        const auto count = static_cast<size_t>(position / kPageTokens + 1);
-        if (4 * count > pages_.size()) {
-            pages_ = backend_.device_->allocate(8 * std::max<size_t>(count, 64), "page table");
-            written_ = 0;
-        }
-        for (; written_ < count; ++written_) {
-            pages_.as<uint32_t>()[written_] =
-                DeviceStates::page_number(sequence_.kv().block(static_cast<int64_t>(written_)));
-        }
-    }
-
-    MetalBackend& backend_;
-    Stretch stretch_;
-    Sequence& sequence_;
-    Choice choice_;
-    RecurrentState other_;
-    int64_t first_position_;
-    DeviceBuffer words_, options_, pages_;
-    size_t written_ = 0;  // entries of the page table
-    Completion steps_[2];
-    int64_t started_ = 0, finished_ = 0;
-};
-
-std::unique_ptr<Decoder> MetalBackend::decoder(std::span<const Op> ops, Sequence& sequence, int32_t token,
-                                               const Choice& choice) {
-    if (!chooses(choice)) return nullptr;
-    return std::make_unique<DecoderSteps>(*this, find(ops), sequence, token, choice);
-}
 
 }  // namespace
 

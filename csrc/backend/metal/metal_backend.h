@@ -9,7 +9,7 @@
 
 namespace lily::metal {
 
-// What can be switched off alone: see Switches in choices.h. BackendError if there is no usable GPU.
+// What can be switched off alone: see switches.h. BackendError if there is no usable GPU.
 std::unique_ptr<Backend> make_metal_backend(const BackendOptions& options);
 
 // What became of compiling every kernel that this build has, each as a pipeline.

@@ -9,48 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "backend/metal/choices.h"
+#include "backend/metal/buffers.h"
 #include "backend/metal/command.h"
 #include "backend/metal/kernel_set.h"
 #include "backend/metal/matrix_path.h"
+#include "backend/metal/switches.h"
 #include "backend/metal/weights.h"
 #include "backend/ops.h"
 #include "state/sequence.h"
 
 namespace lily::metal {
-
-// What operations share. Made after all steps are: until then `Sizes` are collected.
-struct Buffers {
-    // For kBlockRows rows.
-    std::vector<DeviceBuffer> activations;  // by the graph's number
-    DeviceBuffer router_logits;             // [rows, experts + 1]
-    DeviceBuffer normed;                    // [rows, hidden]
-    DeviceBuffer inverses;                  // [rows]: of the lengths before a norm
-    DeviceBuffer mixed;                     // [rows, channels] after the convolution
-    DeviceBuffer gates;                     // [rows, 2 value heads + key heads]
-    DeviceBuffer picks, entries;            // [rows, top_k], [rows, slots]: routing.metal
-    DeviceBuffer counts;                    // [experts, rows / 32]
-    DeviceBuffer blocks;                    // [capacity] of four numbers
-    DeviceBuffer down;                      // [rows, slots, hidden]
-    // For kMostRows rows.
-    DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
-    DeviceBuffer partial;     // [rows, heads, splits, head_dim], grown with the context
-    DeviceBuffer statistics;  // [rows, heads, splits]
-    uint32_t splits = 0;      // room for
-    DeviceBuffer best;        // [rows, threadgroups of the head] (order key, token)
-    DeviceBuffer logits;      // [rows, vocabulary]
-    DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, left ready for the next step
-};
-
-struct Sizes {  // in numbers of four bytes per row
-    size_t squares = 0, router_logits = 0, best = 0, logits = 0;
-    size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, down = 0;
-    size_t experts = 0;                  // in all
-    size_t partial = 0, statistics = 0;  // for each split
-    void at_least(size_t Sizes::* what, int64_t count) {
-        this->*what = std::max(this->*what, static_cast<size_t>(count));
-    }
-};
 
 // Rows of one sequence within a block.
 struct Part {
@@ -84,7 +52,6 @@ struct Chosen {
 };
 
 constexpr uint32_t kNotANumber = 0xffffffff;
-constexpr size_t kBinNumbers = 3 * (1024 + 64);  // by bin, by slice of the vocabulary
 
 // Rows that go through the operations together.
 struct Block {
@@ -130,8 +97,6 @@ struct Builder {
     const Placed* coarse = nullptr;             // rotary tables, made once
     const Placed* fine = nullptr;
 };
-
-inline uint32_t divided(uint64_t count, uint64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
 
 // Elements of `bytes` each, [first, first + count) of a buffer.
 inline Range elements(const DeviceBuffer& buffer, size_t first, size_t count, size_t bytes = 4) {

@@ -1,0 +1,36 @@
+#include "backend/metal/program.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "backend/metal/rows.h"
+
+namespace lily::metal {
+
+Program::Program(std::span<const Op> list, Builder& builder) : ops(list.data()) {
+    for (const Op& op : list) {
+        if (std::holds_alternative<Head>(op)) head = few.size();
+        few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
+    }
+    if (!builder.switches.matrix_prefill || std::ranges::any_of(list, rows_obstacle)) return;
+    for (const Op& op : list) {
+        many.push_back(std::visit([&](const auto& o) { return make_rows_step(o, builder); }, op));
+    }
+}
+
+Completion Passes::commit(const Stretch& stretch, bool many, Block& block) {
+    buffers_.make_room_for_splits(device_, sizes_, block.splits);
+    const DeviceStates::Held held = states_.hold();
+    block.cache = held.pages;
+    Pass pass = stream_.begin(many ? "prompt" : "step");
+    for (size_t i = stretch.first; i < stretch.end; ++i) stretch.program.step(i, many).encode(block, pass);
+    return pass.commit();
+}
+
+Completion Passes::commit_head(const Program& program, const Block& block) {
+    Pass pass = stream_.begin("logits");
+    program.few[program.head]->encode(block, pass);
+    return pass.commit();
+}
+
+}  // namespace lily::metal

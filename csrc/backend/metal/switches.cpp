@@ -1,0 +1,46 @@
+#include "backend/metal/switches.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lily::metal {
+namespace {
+
+constexpr std::pair<const char*, bool Switches::*> kSwitches[] = {
+    {"gqa_packing", &Switches::gqa_packing},
+    {"coalesced_cache_reads", &Switches::coalesced_cache_reads},
+    {"long_context_blocks", &Switches::long_context_blocks},
+    {"concurrent_pass", &Switches::concurrent_pass},
+    {"token_handoff", &Switches::token_handoff},
+    {"bf16_activations", &Switches::bf16_activations},
+    {"matrix_prefill", &Switches::matrix_prefill},
+    {"register_scan", &Switches::register_scan},
+    {"tensor_operations", &Switches::tensor_operations},
+    {"tensor_fragments", &Switches::tensor_fragments},
+};
+
+}  // namespace
+
+Switches::Switches(const std::set<std::string>& ablate) {
+    for (const std::string& name : ablate) {
+        const auto* found =
+            std::ranges::find_if(kSwitches, [&](const auto& known) { return name == known.first; });
+        if (found == std::end(kSwitches)) {
+            std::string names;
+            for (const auto& [known, value] : kSwitches)
+                names += (names.empty() ? "" : ", ") + std::string(known);
+            throw InvalidArgument("ablate: the Metal backend has nothing named '" + name +
+                                  "' to switch off; it has " + names);
+        }
+        this->*found->second = false;
+    }
+}
+
+uint32_t Switches::splits(int64_t length) const {
+    const int64_t pages = length < medium_from() ? 1 : length < long_from() ? 4 : 16;
+    return static_cast<uint32_t>((length + 64 * pages - 1) / (64 * pages));
+}
+
+}  // namespace lily::metal

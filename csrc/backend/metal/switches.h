@@ -1,0 +1,36 @@
+// What can be switched off alone, the rest unchanged: `Engine.load(..., ablate={"gqa_packing"})`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "backend/metal/choices.h"
+
+namespace lily::metal {
+
+struct Switches {
+    bool gqa_packing = true;            // query heads share reads of the cache; off: attend_*_h1
+    bool coalesced_cache_reads = true;  // lanes read neighbouring bytes; off: strided_attention
+    bool long_context_blocks = true;    // splits grow with the context; off: one page each
+    bool concurrent_pass = true;        // barriers where needed; off: before every launch
+    bool token_handoff = true;          // the GPU picks tokens and goes on; off: the host does
+    bool bf16_activations = true;       // between operations; off: fp32
+    bool matrix_prefill = true;         // kernels of many rows; off: eight rows at a time
+    bool register_scan = true;          // the recurrence of a prompt row by row; off: by blocks of 16
+    bool tensor_operations = true;      // many rows by tensor units where there are some
+    bool tensor_fragments = true;       // tensor operations on registers; off: on tiles
+
+    // InvalidArgument for a name that isn't one of these.
+    explicit Switches(const std::set<std::string>& ablate);
+
+    size_t activation_bytes() const { return bf16_activations ? 2 : 4; }
+    int packed_heads(int64_t heads_per_kv) const { return gqa_packing && heads_per_kv > 1 ? 4 : 1; }
+    uint32_t medium_from() const { return long_context_blocks ? kMediumFrom : kNever; }
+    uint32_t long_from() const { return long_context_blocks ? kLongFrom : kNever; }
+    // Splits of a row that attends to `length` positions.
+    uint32_t splits(int64_t length) const;
+};
+
+}  // namespace lily::metal
