@@ -156,7 +156,7 @@ def test_the_page_is_made_from_the_saved_files_alone(
     assert "`lily bench report results`" in text
     for expected in (
         "## Limits of the machine",
-        "## 35b-a3b-slice4, 2 threads",
+        "## 35b-a3b-slice4 beside llama.cpp, 2 threads, context 128, 512",
         "lily generated the same tokens in every round.",
         "Other processes kept up to 0.25 cores busy meanwhile.",
         "- mlx-lm: not measured: no package mlx",

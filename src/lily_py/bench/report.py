@@ -94,7 +94,8 @@ def describe_rounds(result: RunResult) -> str:
     foreign = [cores for arm in result.arms for cores in arm.foreign_cores if cores is not None]
     work = result.workload
     facts = [
-        f"{result.weight_bytes / 1e9:.2f} GB of weights, {_threads(work.threads)}, {rounds} rounds, "
+        f"{result.weight_bytes / 1e9:.2f} GB of weights, {_threads(work.threads)}, "
+        f"{rounds} round{'' if rounds == 1 else 's'}, "
         f"{work.decode} tokens decoded after each prompt."
     ]
     if foreign:
@@ -109,9 +110,17 @@ def describe_rounds(result: RunResult) -> str:
     return " ".join(facts)
 
 
+def _run_title(result: RunResult) -> str:
+    work = result.workload
+    peers = sorted({arm.program for arm in result.arms} - {"lily"})
+    company = f"beside {' and '.join(peers)}" if peers else "alone"
+    contexts = ", ".join(f"{context:,}" for context in work.contexts)
+    return f"{result.checkpoint} {company}, {_threads(work.threads)}, context {contexts}"
+
+
 def _run(result: RunResult, picture: str) -> list[str]:
     parts = [
-        f"## {result.checkpoint}, {_threads(result.workload.threads)}",
+        f"## {_run_title(result)}",
         describe_rounds(result),
         f"![Tokens per second against context]({picture})",
         tables.comparison_table(result),
