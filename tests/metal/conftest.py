@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from metal_reference import METAL, language  # first: makes the metalsim package importable
 
-from metalsim.fixtures import compiler, loaded_simulator, sim  # isort: skip
+from metalsim.fixtures import compiler, loaded_simulator, pytest_runtest_makereport, sim  # isort: skip
 from metalsim.simulator import Library, Simulator  # isort: skip
 
-__all__ = ["compiler", "kernels", "loaded_simulator", "sim"]
+__all__ = ["compiler", "kernels", "loaded_simulator", "pytest_runtest_makereport", "sim"]
 
 KernelFile = Callable[..., Library]
 

@@ -9,9 +9,9 @@ import pytest
 from metalsim_helpers import HOST  # first: makes the metalsim package importable
 
 from metalsim import build  # isort: skip
-from metalsim.fixtures import compiler, loaded_simulator, seeded, sim  # isort: skip
+from metalsim.fixtures import compiler, loaded_simulator, pytest_runtest_makereport, seeded, sim  # isort: skip
 
-__all__ = ["compiler", "host_program", "loaded_simulator", "seeded", "sim"]
+__all__ = ["compiler", "host_program", "loaded_simulator", "pytest_runtest_makereport", "seeded", "sim"]
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from .msl.emit import execution_source
 from .msl.frontend import DEFAULT_LANGUAGE, load
 from .msl.lexer import SourceError
 from .msl.swizzles import swizzle_macros
-from .objects import compile_object, digest, run
+from .objects import compile_object, compile_objects, digest, locked, run, write_changed
 from .toolchain import ZIG_VERSION, metal_cpp, zig
 
 LIBRARY = "libmetalsim.so"
@@ -61,11 +61,7 @@ def library_path() -> Path:
 
 def _write_swizzles() -> Path:
     folder = paths.build_directory() / "include"
-    folder.mkdir(parents=True, exist_ok=True)
-    header = folder / "metalsim_swizzles.inc"
-    text = swizzle_macros()
-    if not header.exists() or header.read_text() != text:
-        header.write_text(text)
+    write_changed(folder / "metalsim_swizzles.inc", swizzle_macros())
     return folder
 
 
@@ -73,12 +69,12 @@ def _link(objects: Sequence[Path], output: Path, options: Sequence[str]) -> Path
     """Link unless the output was made from the same objects with the same options."""
     stamp = output.with_name(output.name + ".stamp")
     wanted = digest(ZIG_VERSION, *options, *(path.read_bytes() for path in objects))
-    if not (output.exists() and stamp.exists() and stamp.read_text() == wanted):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(f"{output.name}.{os.getpid()}")
-        run([*_compiler(), *_TARGET, *map(str, objects), *options, "-o", str(partial)])
-        partial.rename(output)
-        stamp.write_text(wanted)
+    with locked(output.with_name(output.name + ".lock")):
+        if not (output.exists() and stamp.exists() and stamp.read_text() == wanted):
+            partial = output.with_name(f"{output.name}.{os.getpid()}")
+            run([*_compiler(), *_TARGET, *map(str, objects), *options, "-o", str(partial)])
+            partial.rename(output)
+            stamp.write_text(wanted)
     return output
 
 
@@ -95,7 +91,7 @@ def build_library() -> Path:
     ]  # fmt: skip
     folder = paths.build_directory() / "objects"
     sources = sorted([*paths.RUNTIME.glob("*.cpp"), *paths.OBJC.glob("*.cpp")])
-    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    objects = compile_objects(_compiler(), flags, sources, folder)
     return _link(objects, library_path(), ["-shared", f"-Wl,-soname,{LIBRARY}", "-ldl", "-lpthread"])
 
 
@@ -104,7 +100,7 @@ def build_program(sources: Sequence[Path], name: str, options: Sequence[str] = (
     build_library()
     folder = paths.build_directory() / "programs"
     flags = [*host_flags(), "-O1", "-g1", "-Wall", *options]
-    objects = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    objects = compile_objects(_compiler(), flags, sources, folder)
     return _link(objects, folder / name, link_flags())
 
 
@@ -126,7 +122,7 @@ def build_extension(
     python = ["-isystem", str(python_include), "-I", str(nanobind / "include")]
     python += ["-I", str(nanobind / "ext" / "robin_map" / "include"), "-fvisibility=hidden"]
     flags = [*host_flags(), *python, "-g1", "-Wall", *options]
-    linked = [compile_object(_compiler(), flags, source, folder) for source in sources]
+    linked = compile_objects(_compiler(), flags, sources, folder)
     combined = nanobind / "src" / "nb_combined.cpp"
     plain = [*_TARGET, *python, "-std=c++20", "-fPIC", "-O2", "-DNDEBUG", "-fno-strict-aliasing", "-w"]
     linked.append(compile_object(_compiler(), plain, combined, folder))
@@ -162,18 +158,24 @@ def compile_kernels(
     output = folder / f"{source.stem}-{key}.so"
     if output.exists():
         return output
-    folder.mkdir(parents=True, exist_ok=True)
-    cpp = folder / f"{source.stem}-{key}.{os.getpid()}.cpp"
+    library = build_library()
+    with locked(output.with_suffix(".lock")):
+        if not output.exists():
+            _compile_kernels(text, flags, library, output)
+    return output
+
+
+def _compile_kernels(text: str, flags: Sequence[str], library: Path, output: Path) -> None:
+    cpp = output.with_name(f"{output.stem}.{os.getpid()}.cpp")
     partial, compiled = cpp.with_suffix(".so"), cpp.with_suffix(".o")
     cpp.write_text(text)
     try:
         # Two steps: instrumented, but linked against the simulator instead of the sanitizer's runtime.
         # Of the C++ library kernels use only headers.
         run([*_compiler(), *flags, "-c", str(cpp), "-o", str(compiled)])
-        link = ["-shared", "-L", str(build_library().parent), "-lmetalsim"]
+        link = ["-shared", "-L", str(library.parent), "-lmetalsim"]
         run([str(zig()), "cc", *_TARGET, str(compiled), *link, "-o", str(partial)])
         partial.rename(output)
     finally:
         cpp.unlink(missing_ok=True)
         compiled.unlink(missing_ok=True)
-    return output

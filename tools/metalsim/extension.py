@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 
 from . import build, paths
-from .objects import compile_object
+from .objects import compile_objects, locked, write_changed
 from .toolchain import zig
 
 CSRC = paths.REPOSITORY / "csrc"
@@ -58,10 +58,7 @@ def embedded_kernels() -> Path:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     output = paths.build_directory() / "generated" / "embedded_kernels.cpp"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    text = module.embed(METAL)
-    if not output.exists() or output.read_text() != text:
-        output.write_text(text)
+    write_changed(output, module.embed(METAL))
     return output
 
 
@@ -93,11 +90,12 @@ def build_package(nanobind: Path | None = None) -> Path:
             raise ModuleNotFoundError(f"nanobind is not installed for {sys.executable}")
         nanobind = Path(spec.origin).parent
     package = paths.build_directory() / "package"
-    for name in _PACKAGES:
-        _link_package(package / name, paths.REPOSITORY / "src" / name)
+    with locked(package.with_name("package.lock")):
+        for name in _PACKAGES:
+            _link_package(package / name, paths.REPOSITORY / "src" / name)
     flags = [*build.host_flags(), *FLAGS, *kernel_flags("generic")]
     objects = paths.build_directory() / "extension"
-    kernels = [compile_object([str(zig()), "c++"], flags, source, objects) for source in cpu_kernels()]
+    kernels = compile_objects([str(zig()), "c++"], flags, cpu_kernels(), objects)
     build.build_extension(
         sources(),
         package / "lily_py" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}",

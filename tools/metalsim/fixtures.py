@@ -1,11 +1,11 @@
-"""pytest fixtures for tests that use the simulator; import them in a conftest.py.
+"""pytest fixtures for tests that use the simulator, and a hook; import them in a conftest.py.
 
-from metalsim.fixtures import compiler, loaded_simulator, seeded, sim  # noqa: F401
+from metalsim.fixtures import compiler, loaded_simulator, pytest_runtest_makereport, seeded, sim  # noqa: F401
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,29 @@ from . import toolchain
 from .simulator import SEEDS, Simulator
 
 
+class Missing(pytest.skip.Exception):
+    """Skips a test for want of the compiler or of a machine that it works on."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give tests that are skipped for one reason one place, so that the summary says it once."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, Missing):
+        report.longrepr = (__file__, 0, f"Skipped: {call.excinfo.value}")
+    return report
+
+
 @pytest.fixture(scope="session")
 def compiler() -> Path:
     """The pinned compiler, with the metal-cpp headers in place; tests that need them are skipped without."""
     try:
+        toolchain.require_platform()
         return toolchain.set_up()[0]
     except toolchain.ToolchainError as error:
-        pytest.skip(str(error))
+        raise Missing(str(error)) from error
 
 
 @pytest.fixture(scope="session")

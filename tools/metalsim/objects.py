@@ -1,4 +1,8 @@
-"""Compiles C++ files to objects, again only when the file, a header it includes, or a flag changed."""
+"""Compiles C++ files to objects, again only when the file, a header it includes, or a flag changed.
+
+Several processes may build in one folder at the same time: what one makes the others wait for and use, and no
+file is seen half written.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import hashlib
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,24 +63,61 @@ def _dependencies(make_rule: Path) -> list[str]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time: others wait for its object instead of compiling it as well."""
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """One process (and one thread of it) at a time; gives False if another is there and `wait` is False."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def write_changed(path: Path, text: str) -> None:
+    """Write a file, at once, if its content is another."""
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    partial.write_text(text)
+    partial.rename(path)
 
 
 def compile_object(compiler: Sequence[str], flags: Sequence[str], source: Path, folder: Path) -> Path:
     """Object file of `source` in `folder`. Raises CompileError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{source.stem}-{digest(str(source.resolve()), *compiler, *flags)}"
-    target, record = folder / f"{stem}.o", folder / f"{stem}.json"
+    return compile_objects(compiler, flags, [source], folder)[0]
+
+
+def compile_objects(
+    compiler: Sequence[str], flags: Sequence[str], sources: Sequence[Path], folder: Path
+) -> list[Path]:
+    """Object files of `sources` in `folder`. Raises CompileError.
+
+    What another process is compiling is left to it until all else is done, so that processes share the work.
+    """
+    keys = [digest(str(source.resolve()), *compiler, *flags) for source in sources]
+    targets = [folder / f"{source.stem}-{key}.o" for source, key in zip(sources, keys, strict=True)]
+    pairs = list(zip(sources, targets, strict=True))
+    busy = [pair for pair in pairs if not _compile(compiler, flags, *pair, wait=False)]
+    for pair in busy:
+        _compile(compiler, flags, *pair, wait=True)
+    return targets
+
+
+def _compile(compiler: Sequence[str], flags: Sequence[str], source: Path, target: Path, wait: bool) -> bool:
+    """Whether the object is there and current; False only if another process is at it and `wait` is False."""
+    record = target.with_suffix(".json")
     if target.exists() and _is_current(record):
-        return target
-    with _locked(folder / f"{stem}.lock"):
+        return True
+    with locked(target.with_suffix(".lock"), wait) as alone:
+        if not alone:
+            return False
         if target.exists() and _is_current(record):
-            return target
-        partial, rule = folder / f"{stem}.{os.getpid()}.o", folder / f"{stem}.{os.getpid()}.d"
+            return True
+        partial = target.with_name(f"{target.stem}.{os.getpid()}.o")
+        rule = partial.with_suffix(".d")
         started = time.time()
         try:
             run([*compiler, *flags, "-MD", "-MF", str(rule), "-c", str(source), "-o", str(partial)])
@@ -86,8 +128,8 @@ def compile_object(compiler: Sequence[str], flags: Sequence[str], source: Path, 
             record.unlink(missing_ok=True)
             partial.rename(target)
             if all(os.stat(path).st_mtime < started for path in inputs):  # else one changed while it was read
-                record.write_text(json.dumps(inputs))
+                write_changed(record, json.dumps(inputs))
         finally:
             partial.unlink(missing_ok=True)
             rule.unlink(missing_ok=True)
-    return target
+    return True

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from .build import build_library, compile_kernels
 from .msl.frontend import DEFAULT_LANGUAGE
+from .objects import digest, write_changed
 
 SEEDS = (0, 1, 2)
 """Scheduling seeds that tests run: 0 is the natural order, the others shuffle threads and threadgroups."""
@@ -315,10 +316,8 @@ class Simulator:
     ) -> Library:
         """Compile a .metal file, or source text; raises SourceError or CompileError with clang's text."""
         if isinstance(source, str):
-            folder = build_library().parent.parent / "sources"
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / "program_source.metal"
-            path.write_text(source)
+            path = build_library().parent.parent / "sources" / digest(source) / "program_source.metal"
+            write_changed(path, source)
             source = path
         options = {"define": define, "include": include, "language": language}
         return Library(self, compile_kernels(source, checked=self.checked, **options))  # type: ignore[arg-type]

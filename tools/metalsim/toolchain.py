@@ -9,25 +9,37 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
+import platform
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
+from .objects import locked
 from .paths import build_directory
 
 ZIG_VERSION = "0.17.1"
 METAL_CPP_WHEEL = "mlx-metal==0.32.4"
+_PLATFORMS = (("Linux", "x86_64"), ("Linux", "amd64"))
 
 
 class ToolchainError(RuntimeError):
     """The compiler or the headers can't be had; the text says which and why."""
 
 
+def require_platform() -> None:
+    """Raise ToolchainError where simulated kernels can't run."""
+    here = (platform.system(), platform.machine())
+    if here not in _PLATFORMS:
+        raise ToolchainError(
+            f"metalsim runs Metal kernels on 64-bit x86 Linux; this machine is {' '.join(here)}. "
+            "Its tests and those of the Metal backend need such a machine, a container or a virtual one."
+        )
+
+
 def _download(requirement: str, folder: Path, *options: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "-d", str(folder), *options, requirement]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -41,21 +53,19 @@ def _download(requirement: str, folder: Path, *options: str) -> Path:
     return wheels[-1]
 
 
-def _unpack(wheel: Path, target: Path, prefix: str) -> None:
-    """Extract the wheel's files under `prefix`, complete or not at all."""
-    partial = target.with_name(target.name + f".{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.startswith(prefix):
-                archive.extract(name, partial)
-    if not partial.exists():
-        raise ToolchainError(f"{wheel.name} holds no {prefix}")
-    try:
-        partial.rename(target)
-    except OSError:  # another process was faster
-        shutil.rmtree(partial, ignore_errors=True)
-    wheel.unlink(missing_ok=True)
+def _fetch(requirement: str, prefix: str, target: Path, *options: str) -> None:
+    """Unpack the files of a wheel under `prefix` into `target`, complete or not at all, unless done."""
+    with locked(target.with_name(target.name + ".lock")):
+        if target.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as folder:
+            wheel = _download(requirement, Path(folder), *options)
+            unpacked = Path(folder) / "unpacked"
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked, [n for n in archive.namelist() if n.startswith(prefix)])
+            if not unpacked.exists():
+                raise ToolchainError(f"{wheel.name} holds no {prefix}")
+            unpacked.rename(target)
 
 
 def zig() -> Path:
@@ -74,8 +84,7 @@ def zig() -> Path:
     target = build_directory() / f"ziglang-{ZIG_VERSION}"
     executable = target / "ziglang" / "zig"
     if not executable.exists():
-        wheel = _download(f"ziglang=={ZIG_VERSION}", build_directory() / "wheels")
-        _unpack(wheel, target, "ziglang/")
+        _fetch(f"ziglang=={ZIG_VERSION}", "ziglang/", target)
     executable.chmod(executable.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return executable
 
@@ -94,9 +103,8 @@ def metal_cpp() -> Path:
     target = build_directory() / "metal-cpp"
     headers = target / inside
     if not (headers / "Metal" / "Metal.hpp").exists():
-        platform = ["--platform", "macosx_15_0_arm64", "--python-version", "3.12"]
-        wheel = _download(METAL_CPP_WHEEL, build_directory() / "wheels", *platform)
-        _unpack(wheel, target, "mlx/include/metal_cpp/")
+        of_a_mac = ["--platform", "macosx_15_0_arm64", "--python-version", "3.12"]
+        _fetch(METAL_CPP_WHEEL, "mlx/include/metal_cpp/", target, *of_a_mac)
     return headers
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..objects import CompileError, compile_object, run
+from ..objects import CompileError, compile_objects, run
 from ..paths import MACOS, build_directory
 from ..toolchain import metal_cpp, zig
 from . import macho, selectors
@@ -93,13 +93,15 @@ def _compile(options: Options) -> list[Path]:
     flags, folder = _flags(options), build_directory() / "macos"
     warnings = ["-Wall", *(["-Werror"] if options.warnings_as_errors else [])]
     objects = [
-        compile_object(_compiler(options), [*flags, *warnings, *part.flags], source, folder)
+        object_file
         for part in (Part(options.sources, ()), *options.parts)
-        for source in part.sources
+        for object_file in compile_objects(
+            _compiler(options), [*flags, *warnings, *part.flags], part.sources, folder
+        )
     ]
     if options.nanobind_folder is not None and not options.backend_module:
         combined = options.nanobind_folder / "src" / "nb_combined.cpp"
-        objects.append(compile_object(_compiler(options), [*flags, "-w"], combined, folder))
+        objects += compile_objects(_compiler(options), [*flags, "-w"], [combined], folder)
     return objects
 
 
@@ -114,8 +116,12 @@ def _link(options: Options, folder: Path, objects: Sequence[Path]) -> None:
         framework.mkdir(parents=True)
         shutil.copy(MACOS / "tbd" / f"{name}.tbd", framework)
         command += ["-framework", name]
+    built = folder / options.output.name
+    run([*command, *map(str, objects), "-o", str(built)])
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    run([*command, *map(str, objects), "-o", str(options.output)])
+    partial = options.output.with_name(f"{options.output.name}.{os.getpid()}")
+    shutil.copy(built, partial)
+    partial.rename(options.output)
 
 
 def verify(path: Path, target: str) -> macho.MachO:
