@@ -1,5 +1,6 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include <chrono>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -78,9 +79,26 @@ bool CpuBackend::run(std::span<const Op> ops, const Batch& batch) {
     angles_of_ = {};
     for (const Op& op : ops) {
         if (batch.stop && (*batch.stop)()) return false;
+        const auto begin = std::chrono::steady_clock::now();
+        const uint64_t bytes = bytes_;
         std::visit([&](const auto& o) { apply(o, batch, rows); }, op);
+        Spent& spent = spent_[op.index()];
+        spent.name = op_name(op);
+        spent.nanoseconds +=
+            static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count());
+        spent.bytes += bytes_ - bytes;
     }
     return true;
+}
+
+std::map<std::string, uint64_t> CpuBackend::counts() const {
+    std::map<std::string, uint64_t> counts;
+    for (const Spent& spent : spent_) {
+        if (spent.name.empty()) continue;
+        counts["nanoseconds of " + std::string(spent.name)] = spent.nanoseconds;
+        counts["bytes of " + std::string(spent.name)] = spent.bytes;
+    }
+    return counts;
 }
 
 std::string CpuBackend::describe() const {

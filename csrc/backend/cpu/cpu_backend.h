@@ -6,11 +6,15 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "backend/backend.h"
@@ -60,6 +64,8 @@ class CpuBackend final : public Backend {
     std::unique_ptr<Tape> new_tape() const override { return std::make_unique<DeltaTape>(); }
     void advance(std::span<const Op> ops, Sequence& sequence, const Tape& tape, int64_t rows) override;
     std::string describe() const override;
+    // "nanoseconds of Attend", "bytes of Attend": of weights and states, as if each row read its own.
+    std::map<std::string, uint64_t> counts() const override;
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override;
 
   private:
@@ -93,6 +99,7 @@ class CpuBackend final : public Backend {
     // body over the items, on all threads if it moves enough bytes to be worth waking them.
     template <typename Body>
     void spread(int64_t items, int64_t unit, int64_t bytes, Body&& body) {
+        bytes_ += static_cast<uint64_t>(bytes);
         if (bytes >= kAloneBytes) return pool_.run(items, unit, body);
         if (items > 0) body(Piece{0, items, items, 0});
     }
@@ -116,6 +123,9 @@ class CpuBackend final : public Backend {
     }
     bool shared_by_integers(const std::vector<Matrix>& shared) const {
         return !shared.empty() && by_integers(shared[0]);
+    }
+    static int64_t shared_bytes(const std::vector<Matrix>& shared) {
+        return shared.empty() ? 0 : shared[0].bytes();
     }
     void multiply(MatrixTask task) const;
 
@@ -151,6 +161,10 @@ class CpuBackend final : public Backend {
         int64_t dim = 0;
         bool operator==(const Rotation&) const = default;
     };
+    struct Spent {  // on operations of one kind
+        std::string_view name;
+        uint64_t nanoseconds = 0, bytes = 0;
+    };
     struct ExpertItem {
         size_t load;
         int64_t first_row;
@@ -165,6 +179,8 @@ class CpuBackend final : public Backend {
     const Kernels& attention_kernels_;
     ThreadPool pool_;
     bool by_bytes_ = false;  // this batch is small enough for the byte kernels
+    std::array<Spent, std::variant_size_v<Op>> spent_;
+    uint64_t bytes_ = 0;  // so far
     std::vector<int64_t> widths_;
     int64_t max_rows_ = 0;
     std::vector<Buffer<float>> activations_;

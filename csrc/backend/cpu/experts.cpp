@@ -50,7 +50,8 @@ void CpuBackend::apply(const ExpertsUp& op, const Batch&, int64_t rows) {
         const ExpertItem& item = expert_items_[static_cast<size_t>(index)];
         return PanelPlace{&weight(item, 0), item.first_row};
     };
-    spread(items, 1, 2 * op.gate[0].bytes() * rows * s.top_k, [&](const Piece& piece) {
+    const int64_t bytes = 2 * (op.gate[0].bytes() * s.top_k + shared_bytes(op.shared_gate));
+    spread(items, 1, rows * bytes, [&](const Piece& piece) {
         for (int64_t index = piece.begin; index < piece.end; ++index) {
             const ExpertItem& item = expert_items_[static_cast<size_t>(index)];
             const ExpertLoad& load = loads[item.load];
@@ -101,7 +102,8 @@ void CpuBackend::apply(const ExpertsDown& op, const Batch&, int64_t rows) {
         const Matrix& down = expert == s.experts ? op.shared_down[0] : op.down[static_cast<size_t>(expert)];
         return PanelPlace{&down, item % strips * kWide};
     };
-    spread(items, 4, op.down[0].bytes() * rows * s.top_k, [&](const Piece& piece) {
+    const int64_t bytes = op.down[0].bytes() * s.top_k + shared_bytes(op.shared_down);
+    spread(items, 4, rows * bytes, [&](const Piece& piece) {
         for (int64_t item = piece.begin; item < piece.end; ++item) {
             const ExpertLoad& load = loads[static_cast<size_t>(item / strips)];
             const auto [down, first] = place(item);

@@ -15,6 +15,7 @@ from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.conversation import ConversationResult
 from lily_py.bench.machine import describe_machine
 from lily_py.bench.plot import plot_run
+from lily_py.bench.profile import ProfileResult
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
@@ -32,11 +33,13 @@ Result = (
     | ConcurrencyResult
     | ConversationResult
     | StatesResult
+    | ProfileResult
 )
 
 _KINDS: dict[str, Any] = {
     "roofline": Roofline,
     "run": RunResult,
+    "profile": ProfileResult,
     "rows": RowsResult,
     "ablate": AblateResult,
     "start": StartResult,

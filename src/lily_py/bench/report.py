@@ -11,12 +11,13 @@ from lily_py.bench.ablate import AblateResult
 from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.conversation import ConversationResult, describe_conversation
 from lily_py.bench.plot import plot_run
+from lily_py.bench.profile import ProfileResult
 from lily_py.bench.records import Record
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
 from lily_py.bench.start import StartResult
-from lily_py.bench.state_commands import conversation_table, states_table
+from lily_py.bench.state_commands import conversation_table, profile_tables, states_table
 from lily_py.bench.states import StatesResult, describe_states
 from lily_py.bench.workload import short
 
@@ -28,6 +29,12 @@ the prompt's tokens over the time to the first token, decode the tokens after th
 process first does the same work once to warm up. Rounds alternate the order of the programs. Weights named
 after a shape (`35b-a3b`, …) are synthetic, with the published sizes and number formats: speed and memory mean
 something, text doesn't. Peers run the same weights, each at the fastest of the settings that were tried."""
+
+
+_PROFILE = (
+    "By kind of operation, all layers together; bytes are weights and states that a token reads. What is far "
+    "below the read bandwidth isn't bound by it."
+)
 
 
 def write_report(records: Sequence[Record], path: Path, command: str, picture_folder: Path) -> list[Path]:
@@ -67,6 +74,9 @@ def write_report(records: Sequence[Record], path: Path, command: str, picture_fo
         elif isinstance(result, StatesResult):
             title = f"{result.checkpoint}: what states cost, {_threads(result.threads)}"
             parts += [f"## {title}", describe_states(result), states_table(result)]
+        elif isinstance(result, ProfileResult):
+            title = f"{result.checkpoint}: where the time goes, {_threads(result.threads)}"
+            parts += [f"## {title}", _PROFILE, profile_tables(result)]
         elif isinstance(result, StartResult):
             parts += [f"## {result.checkpoint}: from nothing to the first token", tables.start_table(result)]
             parts += [f"- {note}" for note in result.notes]

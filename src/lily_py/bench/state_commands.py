@@ -1,4 +1,4 @@
-"""``lily bench conversation`` and ``lily bench states``: what earlier turns leave behind, and its cost."""
+"""``lily bench conversation``, ``states`` and ``profile``: each a measurement with arguments of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lily_py.bench import conversation, states
+from lily_py.bench import conversation, profile, states
 from lily_py.bench.arms import Say
 from lily_py.bench.llama_cpp import Setting
 from lily_py.bench.roofline import default_threads
@@ -104,6 +104,32 @@ def _measure_states(options: argparse.Namespace, _: Say) -> states.StatesResult:
     )
 
 
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--contexts", type=_numbers, default=profile.CONTEXTS, metavar="N,…")
+    parser.add_argument("--decode", type=int, default=64, help="tokens after each prompt (default: 64)")
+
+
+def _measure_profile(options: argparse.Namespace, _: Say) -> profile.ProfileResult:
+    return profile.measure_profile(
+        options.checkpoint,
+        contexts=options.contexts,
+        decode=options.decode,
+        threads=options.threads,
+        priority=options.priority,
+    )
+
+
+def profile_tables(result: profile.ProfileResult) -> str:
+    """Return a table for each context and phase."""
+    parts = []
+    for context, costs in result.decode.items():
+        prompt = markdown_table(*profile.profile_rows(result.prefill[context], reading=False))
+        token = markdown_table(*profile.profile_rows(costs, reading=True))
+        parts += [f"A prompt of {context:,} tokens:", prompt, f"A decoded token after {context:,}:", token]
+    return "\n\n".join(parts)
+
+
 def conversation_table(result: conversation.ConversationResult) -> str:
     """Return milliseconds to the first token by turn."""
     return markdown_table(*conversation.conversation_rows(result))
@@ -128,5 +154,12 @@ COMMANDS = (
         _add_states,
         _measure_states,
         states_table,
+    ),
+    Command(
+        "profile",
+        "Measure what each kind of operation takes on the CPU backend.",
+        _add_profile,
+        _measure_profile,
+        profile_tables,
     ),
 )
