@@ -26,7 +26,8 @@ Measured with `lily bench`; this page is made from the saved results by `{comman
 
 Figures are medians of fresh processes with [lowest..highest] behind them; one request at a time. Prefill is
 the prompt's tokens over the time to the first token, decode the tokens after the first over their time. Every
-process first does the same work once to warm up. Rounds alternate the order of the programs. Weights named
+process first does the same work once to warm up. Rounds alternate the order of the programs; ratios are
+medians of the rounds' own. Weights named
 after a shape (`35b-a3b`, …) are synthetic, with the published sizes and number formats: speed and memory mean
 something, text doesn't. Peers run the same weights, each at the fastest of the settings that were tried."""
 

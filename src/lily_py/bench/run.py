@@ -67,6 +67,21 @@ class RunResult:
         ]
         return max(found, key=lambda item: item[0].median) if found else None
 
+    def advantage(self, peer: str, phase: Phase, context: int) -> Spread | None:
+        """Return lily's rate over that of a peer's fastest setting, round by round: what disturbs the
+        machine for longer than a round disturbs both."""
+        found = self.best(peer, phase, context)
+        mine = next((arm for arm in self.arms if arm.program == "lily"), None)
+        if found is None or mine is None:
+            return None
+        theirs = next(arm for arm in self.arms if arm.program == peer and arm.setting == found[1])
+        ratios = [
+            ours.rates(phase)[context] / other.rates(phase)[context]
+            for ours, other in zip(mine.rounds, theirs.rounds, strict=False)
+            if context in ours.rates(phase) and context in other.rates(phase)
+        ]
+        return Spread.of(ratios) if ratios else None
+
     def digests(self) -> dict[int, set[str]]:
         """Return what lily generated for each context: one digest each, if it repeats."""
         seen: dict[int, set[str]] = {}

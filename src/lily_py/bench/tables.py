@@ -40,7 +40,7 @@ def comparison_table(result: RunResult) -> str:
             for peer in peers:
                 theirs = result.best(peer, phase, context)
                 row.append(f"{theirs[0]} {theirs[1]}".strip() if theirs else _MISSING)
-                row.append(_ratio(mine and mine[0], theirs and theirs[0]))
+                row.append(_ratio(result.advantage(peer, phase, context)))
             limit = result.limits.rate(phase, context) if result.limits else None
             row.append(short(limit) if limit else _MISSING)
             row.append(f"{mine[0].median / limit:.0%}" if limit and mine else _MISSING)
@@ -157,8 +157,11 @@ def start_table(result: StartResult) -> str:
     return markdown_table(["figure", "value"], rows)
 
 
-def _ratio(mine: Spread | None, theirs: Spread | None) -> str:
-    return f"{mine.median / theirs.median:.2f}x" if mine and theirs else _MISSING
+def _ratio(ratios: Spread | None) -> str:
+    if ratios is None:
+        return _MISSING
+    text = f"{ratios.median:.2f}x"
+    return text if ratios.count == 1 else f"{text} [{ratios.low:.2f}..{ratios.high:.2f}]"
 
 
 def _scaled(spread: Spread | None) -> str:
