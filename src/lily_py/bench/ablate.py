@@ -9,6 +9,7 @@ from typing import Any
 
 from lily_py.bench.arms import ArmResult, Say, lily_arm, run_rounds
 from lily_py.bench.workload import Phase, Workload
+from lily_py.checkpoint import open_checkpoint
 
 _INSTRUCTION_SETS = {
     "avx512vnni": "the AVX-512 VNNI kernels (without: the next smaller instruction set)",
@@ -78,7 +79,12 @@ def run_ablations(
 
     An instruction set is switched off together with all better ones, and its effect is against the arm
     without those.
+
+    Raises:
+        CheckpointError: the checkpoint can't be opened.
+        ArmError: a process failed.
     """
+    open_checkpoint(workload.checkpoint)  # what is wrong with it is said here
     switched_off: dict[str, list[str]] = {"": []}
     for name in names:
         position = INSTRUCTION_SETS.index(name) if name in INSTRUCTION_SETS else -1

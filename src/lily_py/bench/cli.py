@@ -12,12 +12,12 @@ from pathlib import Path
 from lily_py.bench import records, tables
 from lily_py.bench.ablate import ABLATIONS, run_ablations
 from lily_py.bench.ablate_metal import METAL_ABLATIONS, cost_table, count_ablations
+from lily_py.bench.argument_types import names, numbers, positive, settings
 from lily_py.bench.chips import CHIPS, find_chip
 from lily_py.bench.concurrency import REQUEST_COUNTS, measure_concurrency
 from lily_py.bench.estimate import PUBLISHED, PUBLISHED_SHAPE, estimate_report
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
 from lily_py.bench.gguf_tile import tile_gguf
-from lily_py.bench.llama_cpp import Setting
 from lily_py.bench.process import run_worker
 from lily_py.bench.report import write_report
 from lily_py.bench.roofline import Roofline, default_threads, native_roofline, thread_counts
@@ -73,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     tile = command("tile-gguf", _tile_gguf, "Repeat the layers of a slice's GGUF; for speed and memory only.")
     tile.add_argument("source", type=Path, metavar="GGUF")
     tile.add_argument("out", type=Path, metavar="OUT")
-    tile.add_argument("--layers", type=int, required=True)
+    tile.add_argument("--layers", type=positive, required=True)
 
     run = command("run", _run, "Measure prefill and decode beside the peers.")
     _add_workload(run)
     run.add_argument("--peers", type=_peers, default=PEERS, metavar="P,…", help=_PEERS_HELP)
-    run.add_argument("--llama-settings", type=_settings, default=(), metavar="S,…", help=_SETTINGS_HELP)
+    run.add_argument("--llama-settings", type=settings, default=(), metavar="S,…", help=_SETTINGS_HELP)
     run.add_argument("--gguf-folder", type=Path, help="where GGUF files lie; default: beside the checkpoint")
     run.add_argument(
         "--peer-budget",
@@ -93,30 +93,32 @@ def _parser() -> argparse.ArgumentParser:
         "roofline", _roofline, "Measure read bandwidth and the peaks of the dot-product units."
     )
     roofline.add_argument(
-        "--threads", type=_numbers, default=(), metavar="N,…", help="default: 1, 2, 4, … all"
+        "--threads", type=numbers, default=(), metavar="N,…", help="default: 1, 2, 4, … all"
     )
-    roofline.add_argument("--read-kib", type=_numbers, default=_READ_KIB, metavar="N,…",
+    roofline.add_argument("--read-kib", type=numbers, default=_READ_KIB, metavar="N,…",
                           help="sizes of what is read; the largest counts as memory")  # fmt: skip
-    roofline.add_argument("--repeats", type=int, default=7)
+    roofline.add_argument("--repeats", type=positive, default=7)
     roofline.add_argument("--seconds", type=float, default=0.3, help="of each repetition (default: 0.3)")
     roofline.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
     _add_save(roofline)
 
     rows = command("rows", _rows, "Measure several rows in one pass over the weights.")
     rows.add_argument("checkpoint", metavar="CHECKPOINT")
-    rows.add_argument("--counts", type=_numbers, default=ROW_COUNTS, metavar="N,…")
-    rows.add_argument("--context", type=int, default=128)
-    rows.add_argument("--threads", type=int, default=default_threads())
-    rows.add_argument("--repeats", type=int, default=20)
+    rows.add_argument("--counts", type=numbers, default=ROW_COUNTS, metavar="N,…")
+    rows.add_argument("--context", type=positive, default=128)
+    rows.add_argument("--threads", type=positive, default=default_threads())
+    rows.add_argument("--repeats", type=positive, default=20)
     _add_save(rows)
 
     concurrent = command("concurrent", _concurrent, "Measure several requests at once in one engine.")
     concurrent.add_argument("checkpoint", metavar="CHECKPOINT")
-    concurrent.add_argument("--counts", type=_numbers, default=REQUEST_COUNTS, metavar="N,…")
-    concurrent.add_argument("--context", type=int, default=128)
-    concurrent.add_argument("--decode", type=int, default=64, help="tokens of each request (default: 64)")
-    concurrent.add_argument("--threads", type=int, default=default_threads())
-    concurrent.add_argument("--repeats", type=int, default=5)
+    concurrent.add_argument("--counts", type=numbers, default=REQUEST_COUNTS, metavar="N,…")
+    concurrent.add_argument("--context", type=positive, default=128)
+    concurrent.add_argument(
+        "--decode", type=positive, default=64, help="tokens of each request (default: 64)"
+    )
+    concurrent.add_argument("--threads", type=positive, default=default_threads())
+    concurrent.add_argument("--repeats", type=positive, default=5)
     _add_save(concurrent)
 
     for measurement in COMMANDS:
@@ -127,21 +129,21 @@ def _parser() -> argparse.ArgumentParser:
     predict = command("estimate", _estimate, "Estimate tok/s on a Mac from counted work.")
     predict.add_argument("--chip", required=True, help=", ".join(CHIPS))
     predict.add_argument("--shape", default=PUBLISHED_SHAPE, help=", ".join(SHAPES))
-    predict.add_argument("--contexts", type=_numbers, default=tuple(PUBLISHED), metavar="N,…")
+    predict.add_argument("--contexts", type=numbers, default=tuple(PUBLISHED), metavar="N,…")
 
     ablate = command("ablate", _ablate, "Measure what each optimisation is worth.")
     _add_workload(ablate)
-    ablate.add_argument("--only", type=_names, metavar="NAME,…", help="default: all")
+    ablate.add_argument("--only", type=names, metavar="NAME,…", help="default: all")
     ablate.add_argument(
         "--backend", choices=("cpu", "metal"), default="cpu", help="metal counts what a token takes, as well"
     )
 
     start = command("start", _start, "Measure a fresh process up to its first token, and its memory.")
     start.add_argument("checkpoint", metavar="CHECKPOINT")
-    start.add_argument("--prompt", type=int, default=16, help="tokens (default: 16)")
-    start.add_argument("--threads", type=int, default=default_threads())
-    start.add_argument("--rounds", type=int, default=3)
-    start.add_argument("--llama-settings", type=_settings, default=(), metavar="S,…")
+    start.add_argument("--prompt", type=positive, default=16, help="tokens (default: 16)")
+    start.add_argument("--threads", type=positive, default=default_threads())
+    start.add_argument("--rounds", type=positive, default=3)
+    start.add_argument("--llama-settings", type=settings, default=(), metavar="S,…")
     start.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
     _add_save(start)
 
@@ -158,10 +160,10 @@ _PRIORITY_HELP = "put the measured processes before other work (Linux, as root)"
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
-    parser.add_argument("--contexts", type=_numbers, default=(128, 512, 2048), metavar="N,…")
-    parser.add_argument("--decode", type=int, default=64, help="tokens after each prompt (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each arm (default: 3)")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--contexts", type=numbers, default=(128, 512, 2048), metavar="N,…")
+    parser.add_argument("--decode", type=positive, default=64, help="tokens after each prompt (default: 64)")
+    parser.add_argument("--rounds", type=positive, default=3, help="fresh processes of each arm (default: 3)")
+    parser.add_argument("--threads", type=positive, default=default_threads())
     parser.add_argument("--priority", action="store_true", help=_PRIORITY_HELP)
     _add_save(parser)
 
@@ -171,29 +173,8 @@ def _add_save(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="of the saved files")
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
-
-
 def _peers(text: str) -> tuple[str, ...]:
-    return () if text == "none" else _names(text)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a list of numbers such as 128,512") from None
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers must be positive")
-    return numbers
-
-
-def _settings(text: str) -> tuple[Setting, ...]:
-    try:
-        return tuple(Setting.parse(part) for part in text.split(","))
-    except InvalidArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return () if text == "none" else names(text)
 
 
 def _say(line: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lily_py.bench.process import run_worker
+from lily_py.checkpoint import open_checkpoint
 
 CONTEXTS = (128, 2048)
 
@@ -74,8 +75,10 @@ def measure_profile(
     """Measure prompts of several lengths and the tokens after them, in a process of its own.
 
     Raises:
+        CheckpointError: the checkpoint can't be opened.
         ArmError: the process failed.
     """
+    open_checkpoint(checkpoint_path)  # what is wrong with it is said here
     request = {
         "checkpoint": checkpoint_path,
         "contexts": list(contexts),

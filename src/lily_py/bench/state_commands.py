@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lily_py.bench import conversation, profile, states
+from lily_py.bench.argument_types import numbers, positive, settings
 from lily_py.bench.arms import Say
-from lily_py.bench.llama_cpp import Setting
 from lily_py.bench.roofline import default_threads
 from lily_py.bench.tables import markdown_table
 
@@ -36,7 +36,7 @@ class Command:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--threads", type=positive, default=default_threads())
     parser.add_argument(
         "--priority",
         action="store_true",
@@ -44,26 +44,15 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(part) for part in text.split(","))
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers must be positive")
-    return numbers
-
-
-def _settings(text: str) -> tuple[Setting, ...]:
-    return tuple(Setting.parse(part) for part in text.split(","))
-
-
 def _add_conversation(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
-    parser.add_argument("--turns", type=_numbers, default=conversation.TURNS, metavar="N,…")
-    parser.add_argument("--grow", type=int, default=500, help="tokens that a turn adds (default: 500)")
-    parser.add_argument("--answer", type=int, default=32, help="of them the answer's (default: 32)")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each arm (default: 3)")
+    parser.add_argument("--turns", type=numbers, default=conversation.TURNS, metavar="N,…")
+    parser.add_argument("--grow", type=positive, default=500, help="tokens that a turn adds (default: 500)")
+    parser.add_argument("--answer", type=positive, default=32, help="of them the answer's (default: 32)")
+    parser.add_argument("--rounds", type=positive, default=3, help="fresh processes of each arm (default: 3)")
     parser.add_argument(
         "--llama-settings",
-        type=_settings,
+        type=settings,
         default=(),
         metavar="S,…",
         help="of llama.cpp's server, such as Q4_0:repack=1:fa=1:ub=512; default: not measured",
@@ -90,8 +79,8 @@ def _measure_conversation(options: argparse.Namespace, say: Say) -> conversation
 
 def _add_states(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
-    parser.add_argument("--contexts", type=_numbers, default=states.CONTEXTS, metavar="N,…")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--contexts", type=numbers, default=states.CONTEXTS, metavar="N,…")
+    parser.add_argument("--repeats", type=positive, default=10)
 
 
 def _measure_states(options: argparse.Namespace, _: Say) -> states.StatesResult:
@@ -106,8 +95,8 @@ def _measure_states(options: argparse.Namespace, _: Say) -> states.StatesResult:
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
-    parser.add_argument("--contexts", type=_numbers, default=profile.CONTEXTS, metavar="N,…")
-    parser.add_argument("--decode", type=int, default=64, help="tokens after each prompt (default: 64)")
+    parser.add_argument("--contexts", type=numbers, default=profile.CONTEXTS, metavar="N,…")
+    parser.add_argument("--decode", type=positive, default=64, help="tokens after each prompt (default: 64)")
 
 
 def _measure_profile(options: argparse.Namespace, _: Say) -> profile.ProfileResult:

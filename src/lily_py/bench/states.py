@@ -9,6 +9,7 @@ from typing import Any
 
 from lily_py.bench.process import run_worker
 from lily_py.bench.workload import Spread
+from lily_py.checkpoint import open_checkpoint
 from lily_py.memory import format_size
 
 CONTEXTS = (128, 2048)
@@ -60,8 +61,10 @@ def measure_states(
     """Measure sessions of several lengths, files in the system's folder for temporary ones.
 
     Raises:
+        CheckpointError: the checkpoint can't be opened.
         ArmError: the process failed.
     """
+    open_checkpoint(checkpoint_path)  # what is wrong with it is said here
     request = {
         "checkpoint": checkpoint_path,
         "contexts": list(contexts),
