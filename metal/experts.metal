@@ -3,7 +3,7 @@
 // route         normed = x / sqrt(mean(x^2) + eps) * gain;  logits = W normed, fp32, the shared expert's gate
 //               being the last row of W [experts + 1, K].
 //               Launch: ceil((experts + 1) / (16 R')) threadgroups of 256 threads, R' = 1; the first one
-//               writes `normed`.
+//               writes `normed`. Router and gate of different formats are launches of their own.
 // experts_up    the top_k experts of a row by logit (lower number first among equals), then per slot
 //               out[slot] = silu(gate_e x) * (up_e x); the shared expert is slot top_k. Every threadgroup
 //               picks the experts again: 256 logits are 1 KiB, a launch of its own would be a stage. The
@@ -24,8 +24,10 @@ struct RouteShape {
     uint rows;
     uint cols;     // K
     uint outputs;  // experts, and one if there is a shared expert
+    uint out_stride;
     uint group_shift;
     float eps;
+    uint write_normed;  // 0: another launch does, for weights of another format
 };
 
 struct ExpertShape {
@@ -96,11 +98,11 @@ template <Format F, int M, int WANTED>
             const float total = sum_row(acc[r * M + m]);
             const uint row = first + uint(r);
             if (lane % kRowLanes == uint(r * M + m) && row < shape.outputs && uint(m) < shape.rows) {
-                logits[uint(m) * shape.outputs + row] = total * inverse[m];
+                logits[uint(m) * shape.out_stride + row] = total * inverse[m];
             }
         }
     }
-    if (group == 0u) {
+    if (group == 0u && shape.write_normed != 0u) {
 #pragma clang loop unroll(full)
         for (int m = 0; m < M; ++m) {
             if (uint(m) >= shape.rows) break;

@@ -123,9 +123,10 @@ inline uint2 best_choice(device const uint2* best, uint groups, uint index, uint
         float logit = logits[row * shape.stride + t];
         const uint count = (adjust & kPenalties) != 0u ? occurred[t] : 0u;
         if (count > 0u) {
+            // Each operation is rounded, as on the host: fma with zero leaves the compiler no choice.
             const float factor = options[row].repetition;
-            logit = logit > 0.0f ? logit / factor : logit * factor;
-            logit -= fma(options[row].frequency, float(count), options[row].presence);
+            logit = logit > 0.0f ? logit / factor : fma(logit, factor, 0.0f);
+            logit -= options[row].presence + fma(options[row].frequency, float(count), 0.0f);
         }
         if ((adjust & kBias) != 0u) logit += added[t];
         if ((adjust & kMask) != 0u && ((words[t / 32u] >> (t % 32u)) & 1u) == 0u) logit = -INFINITY;

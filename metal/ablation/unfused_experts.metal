@@ -155,5 +155,6 @@ template <Format F, int WANTED>
 #define LILY_EXPERT_PRODUCT(format)                              \
     template [[host_name("expert_product_" #format)]] [[kernel]] \
     decltype(expert_product<Format::format, 2>) expert_product<Format::format, 2>;
+#define LILY_EXPERT_PRODUCTS(format) LILY_EXPERT_PRODUCT(format)
 
-LILY_EACH_FORMAT(LILY_EXPERT_PRODUCT)
+LILY_EACH_FORMAT(LILY_EXPERT_PRODUCTS)

@@ -4,8 +4,9 @@
 // project           out[m, n] = W x_m, for activations. project_float: the same with fp32 outputs (the
 // router).
 //                   Launch: ceil(N / 32) threadgroups of 256 threads.
-// swiglu            out[i] = silu(gate[i]) * up[i]. Launch: one thread for each of `count`, any threadgroups.
-// add_rows          residual[i] += x[i]. Launch: as swiglu.
+// swiglu            out[row, slot, i] = silu(gate[row, slot, i]) * up[row, slot, i]; a slot is an expert, and
+//                   one in a dense layer. Launch: (ceil(width / 256), slots, rows) threadgroups of 256 threads.
+// add_rows          residual[i] += x[i]. Launch: one thread for each of `count`, any threadgroups.
 // Bound: reading W once; for the others reading their rows, and a launch each.
 #include "common/few_rows.h"
 
@@ -40,6 +41,12 @@ struct ProductShape {
         out[row * shape.cols + k] = Activation(x[k] * inverse[0] * gain[k]);
     }
 }
+
+struct GateShape {
+    uint width;        // of a slot
+    uint slot_stride;  // of gate, up and out, in elements
+    uint row_stride;
+};
 
 template <typename Out, Format F, int M, int WANTED>
 [[kernel]] void project(device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
@@ -94,9 +101,11 @@ template <typename Out, Format F, int M, int WANTED>
 }
 
 [[kernel]] void swiglu(device const Activation* gate [[buffer(0)]], device const Activation* up [[buffer(1)]],
-                       device Activation* out [[buffer(2)]], constant uint& count [[buffer(3)]],
-                       uint i [[thread_position_in_grid]]) {
-    if (i < count) out[i] = Activation(silu(float(gate[i])) * float(up[i]));
+                       device Activation* out [[buffer(2)]], constant GateShape& shape [[buffer(3)]],
+                       uint3 position [[thread_position_in_grid]]) {
+    if (position.x >= shape.width) return;
+    const uint i = position.z * shape.row_stride + position.y * shape.slot_stride + position.x;
+    out[i] = Activation(silu(float(gate[i])) * float(up[i]));
 }
 
 [[kernel]] void add_rows(device const Activation* x [[buffer(0)]], device float* residual [[buffer(1)]],

@@ -249,7 +249,7 @@ class MetalModel:
     def _experts(self, launch: Step, layer: dict[str, Any], rows: int) -> None:
         m, w, room = self.model, layer["router"], self._room(rows)
         arguments = w.arguments() | {3: self.residual, 4: layer["mlp_norm"], 5: self.router_logits}
-        arguments |= {6: self.normed, 7: structure(rows, w.cols, w.rows, w.group_shift, EPS)}
+        arguments |= {6: self.normed, 7: structure(rows, w.cols, w.rows, w.rows, w.group_shift, EPS, 1)}
         launch("experts", f"route_b{w.bits}_m{room}", arguments, -(-w.rows // 16), 256)
         up, down = layer["up"], layer["down"]
         stride = max(self.width, self.shared)

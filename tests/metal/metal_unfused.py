@@ -125,9 +125,9 @@ class UnfusedModel(MetalModel):
             part = (first * self.width, self.width, self.shared)
             ends = (self.normed, out, h, 0, self.stride)
             self._expert_product(launch, layer["up"], layer["shared_up"], part, ends, rows)
-        count = rows * self.slots * self.stride
-        arguments: dict[int, Any] = {0: self.gate, 1: self.up_rows, 2: self.acts, 3: np.uint32(count)}
-        launch("unfused_project", "swiglu", arguments, -(-count // 256), 256)
+        gated = structure(self.stride, self.stride, self.slots * self.stride)
+        arguments: dict[int, Any] = {0: self.gate, 1: self.up_rows, 2: self.acts, 3: gated}
+        launch("unfused_project", "swiglu", arguments, (-(-self.stride // 256), self.slots, rows), 256)
         ends = (self.acts, self.slot_rows, self.slots * self.stride, self.stride, h)
         self._expert_product(launch, layer["down"], layer["shared_down"], (0, h, h), ends, rows)
         shape, grid = structure(m.top_k, 1, h), (-(-h // 256), rows)

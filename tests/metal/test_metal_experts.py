@@ -261,7 +261,7 @@ def test_route_gives_logits_of_the_normed_row_and_the_row(
         logits = sim.buffer(np.zeros((rows, experts + 1), np.float32), "logits")
         arguments = weights.arguments(sim) | {3: sim.buffer(x, "input"), 4: sim.buffer(gain, "gain")}
         arguments |= {5: logits, 6: normed}
-        arguments[7] = structure(rows, cols, experts + 1, weights.group_shift, EPS)
+        arguments[7] = structure(rows, cols, experts + 1, experts + 1, weights.group_shift, EPS, 1)
         m = next(m for m in (1, 2, 4, 8) if m >= rows)
         run(
             sim,

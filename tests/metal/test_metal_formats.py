@@ -133,7 +133,7 @@ def test_router(sim: Any, kernels: Any, rng: Any, kind: str, group: int, scale: 
     x, gain = inputs(rng, 2, 128)
     logits, normed = (sim.buffer(np.zeros((2, n), np.float32)) for n in (18, 128))
     arguments = weights.arguments(sim) | {3: sim.buffer(x), 4: sim.buffer(gain), 5: logits, 6: normed}
-    arguments[7] = structure(2, 128, 18, weights.group_shift, 1e-6)
+    arguments[7] = structure(2, 128, 18, 18, weights.group_shift, 1e-6, 1)
     run(
         sim,
         {

@@ -77,6 +77,7 @@ class AttentionStep : public Step {
     size_t element_;
 };
 
+// Norms of queries and keys, rotation, append: in one launch or three.
 class RotaryAppendStep final : public AttentionStep {
   public:
     RotaryAppendStep(const RotaryAppend& op, Builder& b)
@@ -84,7 +85,10 @@ class RotaryAppendStep final : public AttentionStep {
           projected_(op.projected),
           q_norm_(b.weights.vector(*op.q_norm)),
           k_norm_(b.weights.vector(*op.k_norm)),
-          kernel_(b.kernels.common(), "attention", cached_kernel("rotary_append", b.kv)) {
+          fused_(b.kernels.common(), "attention", cached_kernel("rotary_append", b.kv)),
+          norm_(b.kernels.common(), kUnfused, "norm_heads_d" + std::to_string(b.kv.head_dim)),
+          rotate_(b.kernels.common(), kUnfused, "rotate_heads_d" + std::to_string(b.kv.head_dim)),
+          append_(b.kernels.common(), kUnfused, cached_kernel("append", b.kv)) {
         if (!b.coarse) {
             b.coarse =
                 b.weights.vector(rotary_table(shape_, b.positions / kFinePositions + 1, kFinePositions));
@@ -96,8 +100,12 @@ class RotaryAppendStep final : public AttentionStep {
 
     void encode(const Block& block, Pass& pass) const override {
         const Range x = projected(block, projected_);
-        const auto heads = static_cast<uint64_t>(shape_.heads + shape_.kv_heads);
-        pass.launch(kernel_(),
+        const auto heads = static_cast<uint32_t>(shape_.heads + shape_.kv_heads);
+        if (!switches_.fused_rotary) {
+            encode_pieces(block, x, heads, pass);
+            return;
+        }
+        pass.launch(fused_(),
                     {updates(x), reads(*q_norm_), reads(*k_norm_), reads(*coarse_), reads(*fine_),
                      reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      updates(*block.cache), constant(parameters(block))},
@@ -105,9 +113,26 @@ class RotaryAppendStep final : public AttentionStep {
     }
 
   private:
+    static constexpr const char* kUnfused = "unfused_attention";
+    static constexpr uint32_t kHeadThreads = 32;
+
+    void encode_pieces(const Block& block, const Range& x, uint32_t heads, Pass& pass) const {
+        const AttentionParameters shape = parameters(block);
+        const auto kv_heads = static_cast<uint32_t>(shape_.kv_heads);
+        pass.launch(norm_(), {updates(x), reads(*q_norm_), reads(*k_norm_), constant(shape)},
+                    {heads, block.rows}, {kHeadThreads});
+        pass.launch(rotate_(),
+                    {updates(x), reads(*coarse_), reads(*fine_), reads(*block.positions), constant(shape)},
+                    {heads, block.rows}, {kHeadThreads}, 2 * x.bytes);
+        pass.launch(append_(),
+                    {reads(x), reads(*block.positions), reads(*block.sequences), reads(*block.pages),
+                     updates(*block.cache), constant(shape)},
+                    {kv_heads, block.rows}, {kHeadThreads}, x.bytes);
+    }
+
     Activation projected_;
     const Placed *q_norm_, *k_norm_, *coarse_, *fine_;
-    OneKernel kernel_;
+    OneKernel fused_, norm_, rotate_, append_;
 };
 
 class AttendStep final : public AttentionStep {

@@ -41,6 +41,7 @@ void Buffers::allocate(Device& device, const Plan& plan, const Sizes& sizes, siz
     blocks = allocate(16 * most_blocks(sizes, block_rows), "blocks of experts");
     down = allocate(element * rows * sizes.down, "experts' results");
     squares = allocate(4 * kMostRows * sizes.squares, "squares of heads");
+    scratch = allocate(4 * kMostRows * sizes.scratch, "results between launches");
     best = allocate(4 * kMostRows * sizes.best, "best tokens");
     logits = allocate(4 * kMostRows * sizes.logits, "logits");
     bins = allocate(4 * kMostRows * kBinNumbers, "bins of choices");

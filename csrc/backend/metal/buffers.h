@@ -17,7 +17,7 @@ constexpr size_t kBinNumbers = 3 * (1024 + 64);  // by bin, by slice of the voca
 inline uint32_t divided(uint64_t count, uint64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
 
 struct Sizes {  // in numbers of four bytes per row
-    size_t squares = 0, router_logits = 0, best = 0, logits = 0;
+    size_t squares = 0, router_logits = 0, best = 0, logits = 0, scratch = 0;
     size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, down = 0;
     size_t experts = 0;                  // in all
     size_t partial = 0, statistics = 0;  // for each split
@@ -41,6 +41,7 @@ struct Buffers {
     DeviceBuffer down;                      // [rows, slots, hidden]
     // For kMostRows rows.
     DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
+    DeviceBuffer scratch;     // what steps of several launches hand on: scratch_rows() in unfused.h
     DeviceBuffer partial;     // [rows, heads, splits, head_dim], grown with the context
     DeviceBuffer statistics;  // [rows, heads, splits]
     uint32_t splits = 0;      // room for

@@ -29,18 +29,30 @@ constexpr bool has_kernels(int bits, int group) {
     return bits >= 2 && bits <= 8 && bits != 7 && (group == 32 || group == 64 || group == 128);
 }
 
-// Weight rows of a threadgroup of 256 threads, by the room for rows: 16 R' in metal/common/few_rows.h.
-constexpr uint32_t weight_rows(int wanted, int room) {
-    return 16u * static_cast<uint32_t>(wanted * room > 16 ? 16 / room : wanted);
-}
-constexpr int kProjectWanted = 4;  // norm_project, head
-constexpr int kGateUpWanted = 4;   // norm_gate_up: twice the rows of an output, so half as many outputs
-constexpr int kRouteWanted = 1;
+// Threads of a product's threadgroup. Those that add to the residual stream have four simdgroups of four
+// rows: 128 threadgroups at 2,048 outputs.
 constexpr uint32_t kProjectThreads = 256;
-// project_add and experts_down: four simdgroups of four rows, 128 threadgroups at 2,048 outputs.
 constexpr uint32_t kAddThreads = 128;
-constexpr uint32_t kAddRows = 16;
-constexpr uint32_t kExpertColumns = 32;  // of experts_up, per threadgroup of 256 threads
+
+// Outputs of a threadgroup, by kernel and rows: 16 R' of metal/common/few_rows.h for 256 threads. Without
+// row-parallel products a simdgroup has one.
+struct Outputs {
+    bool row_parallel;
+
+    uint32_t project(int64_t rows) const { return of(4, rows); }     // norm_project, head, project_float
+    uint32_t gate_up(int64_t rows) const { return of(4, rows, 2); }  // norm_gate_up: two weight rows each
+    uint32_t route(int64_t rows) const { return of(1, rows); }       // route
+    uint32_t pieces() const { return of(2, 1); }                     // combine_hidden, experts_up, unfused
+    uint32_t add() const { return row_parallel ? 16 : kAddThreads / 32; }  // project_add, experts_down
+
+  private:
+    // `wanted` is R at one row; there are at most 16 sums of a lane.
+    uint32_t of(int wanted, int64_t rows, uint32_t weight_rows = 1) const {
+        const int room = row_room(rows);
+        const int r = wanted * room > 16 ? 16 / room : wanted;
+        return row_parallel ? 16u * static_cast<uint32_t>(r) / weight_rows : kProjectThreads / 32;
+    }
+};
 
 constexpr uint32_t kMediumFrom = 4096;
 constexpr uint32_t kLongFrom = 32768;

@@ -1,5 +1,5 @@
 // Launches of metal/experts.metal.
-#include "backend/metal/step.h"
+#include "backend/metal/unfused.h"
 #include "base/error.h"
 
 namespace lily::metal {
@@ -9,8 +9,9 @@ constexpr int64_t kMostExperts = 512;
 constexpr int64_t kMostTopK = 32;
 
 struct RouteParameters {
-    uint32_t rows, cols, outputs, group_shift;
+    uint32_t rows, cols, outputs, out_stride, group_shift;
     float eps;
+    uint32_t write_normed;
 };
 
 struct ExpertParameters {
@@ -34,62 +35,65 @@ class RouteStep final : public Step {
           eps_(op.eps),
           buffers_(b.buffers),
           element_(b.switches.activation_bytes()),
+          outputs_(b.switches.outputs()),
           gain_(b.weights.vector(*op.norm)) {
         require_shape(op.shape);
         std::vector<Matrix> matrices{op.router};
         matrices.insert(matrices.end(), op.shared_gate.begin(), op.shared_gate.end());
-        outputs_ = static_cast<uint32_t>(op.shape.experts) + (op.shared_gate.empty() ? 0 : 1);
-        const bool together = matrices.size() == 1 || Weights::same_format(matrices[0], matrices[1]);
-        if (together) {
-            add(b, matrices);
-        } else {
-            for (const Matrix& matrix : matrices) add(b, {&matrix, 1});
+        for (const DeviceMatrix* w : b.weights.stack_by_format(matrices)) {
+            parts_.push_back({w, width_, {b.kernels.of(w->format), "experts", "route_" + w->format.name}});
+            if (!b.switches.fused_norms) products_.emplace_back(w, Product::Result::floats, b);
+            width_ += w->rows;
         }
-        b.sizes.at_least(&Sizes::router_logits, outputs_);
+        if (!b.switches.fused_norms) norm_.emplace(in_, gain_, eps_, *parts_[0].weights, b);
+        b.sizes.at_least(&Sizes::router_logits, width_);
     }
 
-    // Router and shared gate of different formats are launches of their own, one row at a time: the kernel
-    // knows no distance between rows other than its outputs.
+    // Router and shared gate of different formats are launches of their own, into columns of the same rows.
     void encode(const Block& block, Pass& pass) const override {
-        const uint32_t rows_each = parts_.size() == 1 ? block.rows : 1;
-        for (uint32_t row = 0; row < block.rows; row += rows_each) {
-            uint32_t column = 0;
-            for (const auto& [weights, kernels] : parts_) {
-                launch(pass, *weights, kernels(rows_each), row, rows_each, column);
-                column += weights->rows;
+        const size_t rows = block.rows;
+        const uint32_t cols = parts_[0].weights->cols;
+        const Range normed = elements(buffers_.activations[size_t(normed_)], 0, rows * cols, element_);
+        if (norm_) norm_->encode(normed, block.rows, pass);
+        for (size_t i = 0; i < parts_.size(); ++i) {
+            const ColumnPart& part = parts_[i];
+            const DeviceMatrix& w = *part.weights;
+            const Range logits = elements(buffers_.router_logits, part.first, (rows - 1) * width_ + w.rows);
+            if (norm_) {
+                products_[i].encode(normed, logits, width_, block.rows, pass);
+                continue;
             }
+            pass.launch(part.kernels(block.rows),
+                        {reads(w.codes), reads(w.scales), reads(w.biases),
+                         reads(elements(buffers_.activations[size_t(in_)], 0, rows * cols)), reads(*gain_),
+                         writes(logits), i == 0 ? writes(normed) : unused(*normed.buffer),
+                         constant(RouteParameters{block.rows, cols, w.rows, width_, w.group_shift, eps_,
+                                                  i == 0 ? 1u : 0u})},
+                        {divided(w.rows, outputs_.route(block.rows))}, {kProjectThreads});
         }
     }
 
   private:
-    void add(Builder& b, std::span<const Matrix> matrices) {
-        const DeviceMatrix* w = b.weights.stack(matrices);
-        parts_.emplace_back(w, RowKernels(b.kernels.of(w->format), "experts", "route_" + w->format.name));
-    }
-
-    void launch(Pass& pass, const DeviceMatrix& w, const Kernel& kernel, size_t row, uint32_t rows,
-                uint32_t column) const {
-        pass.launch(kernel,
-                    {reads(w.codes), reads(w.scales), reads(w.biases),
-                     reads(elements(buffers_.activations[size_t(in_)], row * w.cols, size_t{rows} * w.cols)),
-                     reads(*gain_),
-                     writes(elements(buffers_.router_logits, row * outputs_ + column, size_t{rows} * w.rows)),
-                     writes(elements(buffers_.activations[size_t(normed_)], row * w.cols,
-                                     size_t{rows} * w.cols, element_)),
-                     constant(RouteParameters{rows, w.cols, w.rows, w.group_shift, eps_})},
-                    {divided(w.rows, weight_rows(kRouteWanted, row_room(rows)))}, {kProjectThreads});
-    }
-
+    struct ColumnPart {
+        const DeviceMatrix* weights;
+        uint32_t first;
+        RowKernels kernels;
+    };
     Activation in_, normed_;
     float eps_;
     const Buffers& buffers_;
     size_t element_;
+    Outputs outputs_;
     const Placed* gain_;
-    uint32_t outputs_;
-    std::vector<std::pair<const DeviceMatrix*, RowKernels>> parts_;
+    uint32_t width_ = 0;  // of a row of logits
+    std::vector<ColumnPart> parts_;
+    // Without the norm in them:
+    std::optional<NormActivations> norm_;
+    std::vector<Product> products_;
 };
 
-// The experts of one direction: routed and shared, in one launch or two.
+// The experts of one direction: routed and shared, in one launch or two; without `shared` only the routed
+// ones.
 class ExpertStep : public Step {
   protected:
     struct Launch {
@@ -102,7 +106,10 @@ class ExpertStep : public Step {
 
     ExpertStep(const ExpertShape& shape, int64_t hidden, const char* kernel, const DeviceMatrix* routed,
                const DeviceMatrix* shared, Builder& b)
-        : shape_(shape), buffers_(b.buffers), element_(b.switches.activation_bytes()) {
+        : shape_(shape),
+          buffers_(b.buffers),
+          element_(b.switches.activation_bytes()),
+          outputs_(b.switches.outputs()) {
         require_shape(shape);
         const auto top_k = static_cast<uint32_t>(shape.top_k);
         const auto add = [&](const DeviceMatrix* matrix, uint32_t first, uint32_t slots, uint64_t work) {
@@ -111,8 +118,9 @@ class ExpertStep : public Step {
                  shared ? shared : routed,
                  OneKernel(b.kernels.of(matrix->format), "experts",
                            std::string(kernel) + "_" + matrix->format.name),
-                 {static_cast<uint32_t>(shape.experts), top_k, shape.normalize ? 1u : 0u, shared ? 1u : 0u,
-                  first, slots, static_cast<uint32_t>(shape.width), static_cast<uint32_t>(shape.shared_width),
+                 {static_cast<uint32_t>(shape.experts), top_k, shape.normalize ? 1u : 0u,
+                  shape.shared_width > 0 ? 1u : 0u, first, slots, static_cast<uint32_t>(shape.width),
+                  static_cast<uint32_t>(shape.shared_width),
                   static_cast<uint32_t>(std::max(shape.width, shape.shared_width)),
                   static_cast<uint32_t>(shape.slots()), static_cast<uint32_t>(hidden), routed->group_shift,
                   shared ? shared->group_shift : 5},
@@ -138,6 +146,7 @@ class ExpertStep : public Step {
     ExpertShape shape_;
     const Buffers& buffers_;
     size_t element_;
+    Outputs outputs_;
     std::vector<Launch> launches_;
 };
 
@@ -146,10 +155,15 @@ class ExpertsUpStep final : public ExpertStep {
     ExpertsUpStep(const ExpertsUp& op, Builder& b)
         : ExpertStep(op.shape, op.gate[0].cols, "experts_up",
                      b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.gate, &op.up}),
-                     b.weights.stack_lists({&op.shared_gate, &op.shared_up}), b),
+                     shared_fuses(op) ? b.weights.stack_lists({&op.shared_gate, &op.shared_up}) : nullptr, b),
           in_(op.in),
           out_(op.out),
-          routing_(op.routing) {}
+          routing_(op.routing),
+          shared_(shared_fuses(op) ? nullptr : make_unfused_step(op, false, b)) {}
+
+    static bool shared_fuses(const ExpertsUp& op) {
+        return op.shared_gate.empty() || Weights::same_format(op.shared_gate[0], op.shared_up[0]);
+    }
 
     void encode(const Block& block, Pass& pass) const override {
         const size_t rows = block.rows;
@@ -168,13 +182,15 @@ class ExpertsUpStep final : public ExpertStep {
                          reads(elements(buffers_.activations[size_t(in_)], 0, rows * hidden, element_)),
                          reads(elements(buffers_.router_logits, 0, rows * logits)), writes(out),
                          routes ? writes(routing) : unused(*routing.buffer), constant(l.parameters)},
-                        {divided(width, kExpertColumns), l.parameters.slots, block.rows}, {kProjectThreads},
-                        rows * l.work);
+                        {divided(width, outputs_.pieces()), l.parameters.slots, block.rows},
+                        {kProjectThreads}, rows * l.work);
         }
+        if (shared_) shared_->encode(block, pass);
     }
 
   private:
     Activation in_, out_, routing_;
+    std::unique_ptr<Step> shared_;  // the shared expert, if its gate and up differ in format
 };
 
 class ExpertsDownStep final : public ExpertStep {
@@ -198,7 +214,7 @@ class ExpertsDownStep final : public ExpertStep {
                          reads(elements(buffers_.activations[size_t(routing_)], 0, rows * routing_width())),
                          updates(elements(buffers_.activations[size_t(residual_)], 0, rows * hidden)),
                          constant(l.parameters)},
-                        {divided(hidden, kAddRows), 1, block.rows}, {kAddThreads}, rows * l.work);
+                        {divided(hidden, outputs_.add()), 1, block.rows}, {kAddThreads}, rows * l.work);
         }
     }
 
@@ -212,10 +228,14 @@ std::unique_ptr<Step> make_step(const Route& op, Builder& b) { return std::make_
 
 std::unique_ptr<Step> make_step(const ExpertsUp& op, Builder& b) {
     b.unfinished.erase(op.out);
+    require_shape(op.shape);
+    const bool fuses = b.switches.fused_gate_up && Weights::same_format(op.gate[0], op.up[0]);
+    if (!fuses) return make_unfused_step(op, true, b);
     return std::make_unique<ExpertsUpStep>(op, b);
 }
 
 std::unique_ptr<Step> make_step(const ExpertsDown& op, Builder& b) {
+    if (!b.switches.fused_down) return make_unfused_step(op, b);
     return std::make_unique<ExpertsDownStep>(op, b);
 }
 

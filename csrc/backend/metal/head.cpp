@@ -55,6 +55,7 @@ class HeadStep final : public Step {
           hidden_(op.hidden),
           eps_(op.eps),
           buffers_(b.buffers),
+          outputs_(b.switches.outputs()),
           gain_(b.weights.vector(*op.norm)),
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(b.kernels.of(weights_->format), "head", "head_" + weights_->format.name),
@@ -62,7 +63,7 @@ class HeadStep final : public Step {
           bins_(b.kernels.common(), "sample", "sample_bins"),
           sample_(b.kernels.common(), "sample", "sample") {
         b.sizes.at_least(&Sizes::logits, op.weight.rows);
-        b.sizes.at_least(&Sizes::best, 2 * divided(weights_->rows, weight_rows(kProjectWanted, kMostRows)));
+        b.sizes.at_least(&Sizes::best, 2 * divided(weights_->rows, outputs_.project(kMostRows)));
     }
 
     // `hidden` is written for the wanted rows. Rows of logits and rows of choices are launches of their own:
@@ -84,8 +85,7 @@ class HeadStep final : public Step {
         }
         const Range logits = elements(buffers_.logits, 0, size_t{chosen.rows} * vocabulary);
         const Range bins = elements(buffers_.bins, 0, chosen.rows * kBinNumbers);
-        const SampleShape shape{vocabulary, vocabulary, groups,
-                                weight_rows(kProjectWanted, row_room(chosen.rows)), 1};
+        const SampleShape shape{vocabulary, vocabulary, groups, outputs_.project(chosen.rows), 1};
         pass.launch(bins_(),
                     {reads(logits), reads(best), reads(*chosen.options), updates(bins), constant(shape)},
                     {divided(vocabulary, kBinSlice), chosen.rows}, {kBinThreads});
@@ -97,8 +97,8 @@ class HeadStep final : public Step {
     }
 
   private:
-    static uint32_t groups_of(uint32_t outputs, uint32_t rows) {
-        return divided(outputs, weight_rows(kProjectWanted, row_room(rows)));
+    uint32_t groups_of(uint32_t outputs, uint32_t rows) const {
+        return divided(outputs, outputs_.project(rows));
     }
 
     void launch_head(const Block& block, Pass& pass, uint32_t wanted, const Range& sources, uint32_t outputs,
@@ -121,6 +121,7 @@ class HeadStep final : public Step {
     Activation in_, hidden_;
     float eps_;
     const Buffers& buffers_;
+    Outputs outputs_;
     const Placed* gain_;
     const DeviceMatrix* weights_;
     RowKernels kernels_;

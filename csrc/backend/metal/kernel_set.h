@@ -22,16 +22,21 @@ class KernelSet {
     Kernels& common() { return *common_; }
     // Begins to compile at the first call for a format.
     Kernels& of(const NumberFormat& format);
+    // The pieces of fused products, each a launch, for what can't be fused or is switched off: the same.
+    Kernels& unfused(const NumberFormat& format);
     // Waits for all but tensor operations, which are tried. BackendError if one doesn't compile.
     void require_all();
 
   private:
+    Kernels::Macros with_format(const NumberFormat& format) const;
+
     Device& device_;
     Kernels::Macros macros_;
     MatrixPath path_;
-    std::vector<KernelSource> with_weights_, without_weights_;
+    bool one_row_;
+    std::vector<KernelSource> with_weights_, without_weights_, unfused_;
     std::unique_ptr<Kernels> common_;
-    std::map<NumberFormat, std::unique_ptr<Kernels>> by_format_;
+    std::map<NumberFormat, std::unique_ptr<Kernels>> by_format_, unfused_by_format_;
 };
 
 // A kernel, found when it is first needed: libraries compile while weights are read.

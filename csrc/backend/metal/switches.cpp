@@ -9,6 +9,13 @@ namespace lily::metal {
 namespace {
 
 constexpr std::pair<const char*, bool Switches::*> kSwitches[] = {
+    {"row_parallel_products", &Switches::row_parallel_products},
+    {"fused_norms", &Switches::fused_norms},
+    {"fused_adds", &Switches::fused_adds},
+    {"fused_gate_up", &Switches::fused_gate_up},
+    {"fused_down", &Switches::fused_down},
+    {"fused_rotary", &Switches::fused_rotary},
+    {"fused_delta_norm", &Switches::fused_delta_norm},
     {"gqa_packing", &Switches::gqa_packing},
     {"coalesced_cache_reads", &Switches::coalesced_cache_reads},
     {"long_context_blocks", &Switches::long_context_blocks},

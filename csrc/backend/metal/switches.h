@@ -11,6 +11,13 @@
 namespace lily::metal {
 
 struct Switches {
+    bool row_parallel_products = true;  // several outputs per simdgroup; off: one_row_*
+    bool fused_norms = true;            // norms in the products that read them; off: launches of their own
+    bool fused_adds = true;             // products added to the residual stream in place; off: add_rows
+    bool fused_gate_up = true;          // gate, up and SwiGLU in one launch; off: three
+    bool fused_down = true;             // down, weights, shared expert, residual in one launch; off: four
+    bool fused_rotary = true;           // norms, rotation and append in one launch; off: three
+    bool fused_delta_norm = true;       // the recurrence's norm in it and the product; off: gated_norm
     bool gqa_packing = true;            // query heads share reads of the cache; off: attend_*_h1
     bool coalesced_cache_reads = true;  // lanes read neighbouring bytes; off: strided_attention
     bool long_context_blocks = true;    // splits grow with the context; off: one page each
@@ -25,6 +32,7 @@ struct Switches {
     // InvalidArgument for a name that isn't one of these.
     explicit Switches(const std::set<std::string>& ablate);
 
+    Outputs outputs() const { return {row_parallel_products}; }
     size_t activation_bytes() const { return bf16_activations ? 2 : 4; }
     int packed_heads(int64_t heads_per_kv) const { return gqa_packing && heads_per_kv > 1 ? 4 : 1; }
     uint32_t medium_from() const { return long_context_blocks ? kMediumFrom : kNever; }
