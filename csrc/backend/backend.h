@@ -39,7 +39,7 @@ struct Segment {
 struct ChosenRow {
     int32_t row;
     const Choice* choice;
-    int32_t* token;  // out
+    int32_t* token;  // out; may be kNoToken
 };
 
 struct Batch {
@@ -72,7 +72,8 @@ class Decoder {
     virtual ~Decoder() = default;
     // Begins a step; the sequence's cache has room for its row.
     virtual void start() = 0;
-    // Waits for the oldest step; returns the token that it chose.
+    // Waits for the oldest step; returns the token that it chose, or kNoToken: the next step is then without
+    // meaning.
     virtual int32_t finish() = 0;
     // Waits for steps under way and takes them back: the sequence's states then cover what was finished. Last
     // call.

@@ -57,6 +57,7 @@ int32_t DecodeAhead::advance(int32_t token) {
         if (under_way_) decoder_->start();
         foreseen_ = decoder_->finish();
         sequence_->commit(&token, 1);
+        if (choice_.counts) ++choice_.counted;  // as the caller will, if it takes the token
         return foreseen_;
     } catch (...) {
         // The states are a mixture now, and the sequence says so.

@@ -1,6 +1,7 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,6 +24,14 @@ uint64_t mix(uint64_t x) {
 constexpr float kReach = 49.0f;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+constexpr const char* kNoneAllowed =
+    "no token is allowed: every logit is minus infinity after bias and masks";
+
+uint64_t new_history() {
+    static std::atomic<uint64_t> histories{0};
+    return ++histories;
+}
 
 // exp(x) of x <= 0, by the same operations on every machine: so are the draws. What is below -87 counts as
 // that. With x = n ln 2 + r, the power of two is exact, and r so small that eight terms of the series are
@@ -73,10 +82,17 @@ void keep_best(std::span<const float> logits, size_t count, float threshold, std
 
 }  // namespace
 
-Sampler::Sampler(const SamplingOptions& options) : options_(options) {}
+Sampler::Sampler(const SamplingOptions& options) : options_(options), history_(new_history()) {}
 
 void Sampler::observe(std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) ++prompt_and_output_[token];
+    history_ = new_history();
+}
+
+void Sampler::accept(int32_t token) {
+    if (token == kNoToken) throw InvalidArgument(kNoneAllowed);
+    ++prompt_and_output_[token];
+    ++accepted_;
 }
 
 void Sampler::ensure_logits(int64_t count) { logits_.resize(static_cast<size_t>(count)); }
@@ -222,18 +238,30 @@ void Sampler::keep_raw(std::span<const float> logits) {
 
 const char* Sampler::needs_logits() const {
     if (keep_raw_) return "log probabilities";
-    if (!allowed_.empty()) return "tokens left out";
-    if (penalizes()) return "penalties";
-    if (!options_.logit_bias.empty()) return "logit bias";
     if (options_.temperature > 0 && options_.xtc_probability > 0) return "XTC";
     return nullptr;
 }
 
 Choice Sampler::choice() const {
-    const Choice greedy{.vocabulary = options_.vocabulary};
-    if (options_.temperature <= 0) return greedy;
-    return {options_.temperature, options_.top_k, options_.top_p,
-            options_.min_p,       options_.seed,  options_.vocabulary};
+    Choice choice{.vocabulary = options_.vocabulary};
+    if (options_.temperature > 0) {
+        choice.temperature = options_.temperature;
+        choice.top_k = options_.top_k;
+        choice.top_p = options_.top_p;
+        choice.min_p = options_.min_p;
+        choice.seed = options_.seed;
+    }
+    if (penalizes()) {
+        choice.repetition_penalty = options_.repetition_penalty;
+        choice.presence_penalty = options_.presence_penalty;
+        choice.frequency_penalty = options_.frequency_penalty;
+        choice.counts = &prompt_and_output_;
+        choice.counted = accepted_;
+    }
+    if (!options_.logit_bias.empty()) choice.bias = &options_.logit_bias;
+    if (choice.counts || choice.bias) choice.history = history_;
+    if (!allowed_.empty()) choice.allowed = &allowed_;
+    return choice;
 }
 
 int32_t Sampler::draw() {
@@ -252,7 +280,7 @@ int32_t Sampler::draw_from_logits() {
     penalize();
     int32_t token = largest();
     if (logits_[static_cast<size_t>(token)] == kNever) {
-        throw InvalidArgument("no token is allowed: every logit is minus infinity after bias and masks");
+        throw InvalidArgument(kNoneAllowed);
     }
     if (options_.temperature > 0) {
         const Mass mass = filter(token);
@@ -260,6 +288,7 @@ int32_t Sampler::draw_from_logits() {
         counter_ += options_.xtc_probability > 0 ? 2 : 1;
     }
     ++prompt_and_output_[token];
+    history_ = new_history();
     return token;
 }
 

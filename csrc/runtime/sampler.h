@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,7 @@ struct SamplingOptions {
     float repetition_penalty = 1.0f;
     float presence_penalty = 0.0f;
     float frequency_penalty = 0.0f;
-    std::vector<std::pair<int32_t, float>> logit_bias;
+    LogitBias logit_bias;
     uint64_t seed = 0;
     int64_t vocabulary = 0;  // ids from here on are never drawn (padded rows of the head)
 };
@@ -50,7 +49,8 @@ class Sampler {
     // accept() takes its token into account.
     const char* needs_logits() const;
     Choice choice() const;
-    void accept(int32_t token) { ++prompt_and_output_[token]; }
+    // InvalidArgument for kNoToken.
+    void accept(int32_t token);
 
     // After draw(): log softmax of the raw logits at `token`, and the `count` best drawable tokens with
     // theirs.
@@ -90,7 +90,9 @@ class Sampler {
     uint64_t uniform(uint64_t counter) const;
 
     SamplingOptions options_;
-    std::unordered_map<int32_t, int32_t> prompt_and_output_;
+    TokenCounts prompt_and_output_;
+    uint64_t history_;  // Choice::history
+    int64_t accepted_ = 0;
     std::vector<float> logits_;
     std::vector<float> raw_;
     std::vector<uint32_t> allowed_;

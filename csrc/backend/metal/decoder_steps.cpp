@@ -29,6 +29,14 @@ class DecoderSteps final : public Decoder {
         std::fill_n(words, kWords, 0u);
         words[kTokens] = static_cast<uint32_t>(token);
         words[kPosition] = static_cast<uint32_t>(first_position_);
+        if (choice.adjusts()) {
+            slot_.emplace(passes.adjustments().take(choice, passes.vocabulary(choice)));
+            words[kSlot] = slot_->number();
+        }
+    }
+    DecoderSteps(const DecoderSteps&) = delete;
+    ~DecoderSteps() override {
+        if (slot_) passes_.wait_idle();  // before somebody else writes to it
     }
 
     void start() override {
@@ -52,9 +60,11 @@ class DecoderSteps final : public Decoder {
                               word(kPosition),
                               word(kTokens + 1 - now),
                               word(kKeys + now),
-                              static_cast<uint32_t>(choice_.vocabulary),
+                              passes_.vocabulary(choice_),
+                              std::nullopt,
                               std::nullopt};
-        if (choice_.temperature > 0.0f) block.chosen->options = Range(options_);
+        if (slot_) block.chosen->adjusted = passes_.adjustments().tables(word(kSlot));
+        if (slot_ || choice_.temperature > 0.0f) block.chosen->options = Range(options_);
         steps_[now] = passes_.commit(stretch_, false, block);
         ++started_;
     }
@@ -63,13 +73,13 @@ class DecoderSteps final : public Decoder {
         const auto now = static_cast<size_t>(finished_ % 2);
         steps_[now].wait();
         const auto* words = words_.as<uint32_t>();
-        require_number(words[kKeys + now]);
         ++finished_;
-        return static_cast<int32_t>(words[kTokens + 1 - now]);
+        return chosen_token(words[kTokens + 1 - now], words[kKeys + now]);
     }
 
     void take_back() override {
         passes_.wait_idle();
+        if (slot_ && started_ == finished_) slot_->keep(choice_.counts ? finished_ : 0);
         if (finished_ % 2 == 0) return;
         RecurrentState& first = sequence_.recurrent();
         const RecurrentLayout& layout = first.layout();
@@ -81,7 +91,7 @@ class DecoderSteps final : public Decoder {
 
   private:
     // Places in words_.
-    static constexpr size_t kZero = 0, kPosition = 1, kTokens = 2, kKeys = 4, kWords = 6;
+    static constexpr size_t kZero = 0, kPosition = 1, kTokens = 2, kKeys = 4, kSlot = 6, kWords = 7;
 
     Range word(size_t at) const { return elements(words_, at, 1); }
 
@@ -105,6 +115,7 @@ class DecoderSteps final : public Decoder {
     RecurrentState other_;
     int64_t first_position_;
     DeviceBuffer words_, options_, pages_;
+    std::optional<Adjustments::Slot> slot_;
     size_t written_ = 0;  // entries of the page table
     Completion steps_[2];
     int64_t started_ = 0, finished_ = 0;

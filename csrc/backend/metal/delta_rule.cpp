@@ -100,7 +100,7 @@ class DeltaRuleStep final : public Step {
                 {reads(rows_of(buffers_.activations[size_t(in_)], in_stride, element_)), reads(*conv_),
                  reads(*a_log_), reads(*dt_bias_), reads(*norm_), updates(history),
                  reads(matrices(*part.state)), writes(rows_of(result, values, element_)),
-                 fused_norm_ ? writes(rows_of(buffers_.squares, squares, 4)) : unused(buffers_.squares),
+                 writes(rows_of(buffers_.squares, squares, 4)),
                  reads(Range(*block.positions->buffer, block.positions->offset + 4 * part.first_row, 4)),
                  constant(parameters), writes(matrices(*part.next_state))},
                 {slices_, static_cast<uint32_t>(shape_.value_heads)}, {kThreads});

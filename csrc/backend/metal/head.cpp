@@ -10,6 +10,8 @@ constexpr uint32_t kArgmaxThreads = 256;
 constexpr uint32_t kBinThreads = 256;
 constexpr uint32_t kBinSlice = 4096;  // tokens of a threadgroup of sample_bins
 constexpr uint32_t kSampleThreads = 512;
+constexpr uint32_t kAdjustGroups = 8;  // partial choices of a threadgroup of adjust_logits
+constexpr uint32_t kAdjustThreads = 256;
 
 struct EmbedShape {
     uint32_t rows, hidden, group_shift;
@@ -60,6 +62,7 @@ class HeadStep final : public Step {
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(b.kernels.of(weights_->format), "head", "head_" + weights_->format.name),
           argmax_(b.kernels.of(weights_->format), "head", "argmax"),
+          adjust_(b.kernels.common(), "sample", "adjust_logits"),
           bins_(b.kernels.common(), "sample", "sample_bins"),
           sample_(b.kernels.common(), "sample", "sample") {
         b.sizes.at_least(&Sizes::logits, op.weight.rows);
@@ -86,14 +89,23 @@ class HeadStep final : public Step {
         const Range logits = elements(buffers_.logits, 0, size_t{chosen.rows} * vocabulary);
         const Range bins = elements(buffers_.bins, 0, chosen.rows * kBinNumbers);
         const SampleShape shape{vocabulary, vocabulary, groups, outputs_.project(chosen.rows), 1};
+        const Chosen::Adjusted* adjusted = chosen.adjusted ? &*chosen.adjusted : nullptr;
+        if (adjusted) {
+            pass.launch(
+                adjust_(),
+                {updates(logits), updates(best), reads(*chosen.options), reads(adjusted->slots),
+                 reads(adjusted->counts), reads(adjusted->bias), reads(adjusted->masks), constant(shape)},
+                {divided(groups, kAdjustGroups), chosen.rows}, {kAdjustThreads}, 3 * logits.bytes);
+        }
         pass.launch(bins_(),
                     {reads(logits), reads(best), reads(*chosen.options), updates(bins), constant(shape)},
                     {divided(vocabulary, kBinSlice), chosen.rows}, {kBinThreads});
         pass.launch(sample_(),
                     {reads(logits), reads(best), reads(*chosen.options), updates(bins), writes(chosen.tokens),
-                     writes(chosen.keys), updates(chosen.positions), reads(chosen.sources),
-                     unused(buffers_.bins), constant(shape)},
-                    {chosen.rows}, {kSampleThreads});
+                     writes(chosen.keys), updates(chosen.positions),
+                     adjusted ? reads(adjusted->slots) : unused(*chosen.sources.buffer),
+                     adjusted ? updates(adjusted->counts) : unused(buffers_.bins), constant(shape)},
+                    {chosen.rows}, {kSampleThreads}, adjusted ? 2 * logits.bytes : 0);
     }
 
   private:
@@ -125,7 +137,7 @@ class HeadStep final : public Step {
     const Placed* gain_;
     const DeviceMatrix* weights_;
     RowKernels kernels_;
-    OneKernel argmax_, bins_, sample_;
+    OneKernel argmax_, adjust_, bins_, sample_;
 };
 
 }  // namespace

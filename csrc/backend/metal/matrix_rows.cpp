@@ -166,6 +166,14 @@ const char* rows_obstacle(const Op& op) {
             if (!Weights::same_format(route->router, gate)) return "router and shared gate differ in format";
         }
     }
+    if (const auto* dense = std::get_if<NormGateUp>(&op)) {
+        if (!Weights::same_format(dense->gate, dense->up)) return "gate and up differ in format";
+    }
+    if (const auto* up = std::get_if<ExpertsUp>(&op)) {
+        const bool shared =
+            up->shared_gate.empty() || Weights::same_format(up->shared_gate[0], up->shared_up[0]);
+        if (!shared || !Weights::same_format(up->gate[0], up->up[0])) return "gate and up differ in format";
+    }
     return nullptr;
 }
 

@@ -28,6 +28,7 @@ StreamOptions stream_options(const Switches& switches) {
 struct Inputs {
     DeviceBuffer tokens, positions, sequences, sources;                  // by row of the batch
     DeviceBuffer chosen_sources, chosen_positions, chosen_tokens, keys;  // the same, of rows with a choice
+    DeviceBuffer slots;                                                  // of Adjustments, the same
     DeviceBuffer options;                                                // SampleOptions, the same
     DeviceBuffer pages;                                                  // [sequences, table_stride]
 
@@ -41,6 +42,7 @@ struct Inputs {
         chosen_positions = device.allocate(bytes, "positions of choices");
         chosen_tokens = device.allocate(bytes, "chosen tokens");
         keys = device.allocate(bytes, "order keys of choices");
+        slots = device.allocate(bytes, "slots of choices");
         options = device.allocate(sizeof(SampleOptions) * static_cast<size_t>(rows), "options of choices");
     }
 };
@@ -103,6 +105,7 @@ class MetalBackend final : public Backend {
         const uint32_t stride = write_inputs(batch);
         Completion last;
         size_t logits = 0, choices = 0;  // rows done
+        Slots slots;
         for (const Cut& cut : cut(batch.segments, !stretch.program.many.empty(), block_rows_)) {
             if (cut.first > 0 && batch.stop && (*batch.stop)()) {
                 last.wait();
@@ -112,7 +115,7 @@ class MetalBackend final : public Backend {
             const size_t wanted = count_logits(batch, cut, logits);
             const bool apart = wanted > kMostRows;
             if (!apart) want(block, logits, wanted);
-            choices += choose(batch, cut, choices, block);
+            choices += choose(batch, cut, choices, block, slots);
             last = passes_->commit(stretch, cut.many, block);
             block.chosen.reset();
             for (size_t first = 0; apart && first < wanted; first += kMostRows) {
@@ -128,6 +131,7 @@ class MetalBackend final : public Backend {
             logits += wanted;
         }
         last.wait();
+        for (auto& [slot, counts] : slots) slot.keep(counts ? 1 : 0);
         take_choices(batch);
         return true;
     }
@@ -138,7 +142,8 @@ class MetalBackend final : public Backend {
 
     std::unique_ptr<Decoder> decoder(std::span<const Op> ops, Sequence& sequence, int32_t token,
                                      const Choice& choice) override {
-        if (!chooses(choice)) return nullptr;
+        // What is left out changes from token to token.
+        if (!chooses(choice) || choice.allowed) return nullptr;
         return make_decoder(*passes_, switches_, find(ops), sequence, token, choice);
     }
 
@@ -177,6 +182,9 @@ class MetalBackend final : public Backend {
     }
 
   private:
+    // Taken for the rows of a batch, and whether the GPU counts the token.
+    using Slots = std::vector<std::pair<Adjustments::Slot, bool>>;
+
     // Activations that are kept as bf16: all but the residual stream, the routing and the last hidden rows.
     void note_rounded(const Op& op) {
         const auto* project = std::get_if<NormProject>(&op);
@@ -257,15 +265,22 @@ class MetalBackend final : public Backend {
     }
 
     // Tokens to choose after rows of the cut, `done` of the batch's before it.
-    size_t choose(const Batch& batch, const Cut& cut, size_t done, Block& block) const {
+    size_t choose(const Batch& batch, const Cut& cut, size_t done, Block& block, Slots& slots) {
         size_t end = done;
-        bool by_chance = false;
+        bool with_options = false, adjusted = false;
         for (; end < batch.chosen_rows.size() && batch.chosen_rows[end].row < cut.first + cut.rows; ++end) {
-            const int32_t row = batch.chosen_rows[end].row;
+            const auto& [row, choice, token] = batch.chosen_rows[end];
             inputs_->chosen_sources.as<uint32_t>()[end] = static_cast<uint32_t>(row - cut.first);
-            inputs_->options.as<SampleOptions>()[end] = sample_options(*batch.chosen_rows[end].choice);
-            by_chance = by_chance || batch.chosen_rows[end].choice->temperature > 0.0f;
+            inputs_->options.as<SampleOptions>()[end] = sample_options(*choice);
             inputs_->chosen_positions.as<uint32_t>()[end] = inputs_->positions.as<uint32_t>()[row];
+            inputs_->slots.as<uint32_t>()[end] = 0;
+            if (choice->adjusts()) {
+                slots.emplace_back(passes_->adjustments().take(*choice, passes_->vocabulary(*choice)),
+                                   choice->counts != nullptr);
+                inputs_->slots.as<uint32_t>()[end] = slots.back().first.number();
+                adjusted = true;
+            }
+            with_options = with_options || adjusted || choice->temperature > 0.0f;
         }
         const size_t count = end - done;
         if (count > 0) {
@@ -274,18 +289,21 @@ class MetalBackend final : public Backend {
                                   elements(inputs_->chosen_positions, done, count),
                                   elements(inputs_->chosen_tokens, done, count),
                                   elements(inputs_->keys, done, count),
-                                  static_cast<uint32_t>(batch.chosen_rows[done].choice->vocabulary),
+                                  passes_->vocabulary(*batch.chosen_rows[done].choice),
+                                  std::nullopt,
                                   std::nullopt};
-            if (by_chance)
+            if (with_options)
                 block.chosen->options = elements(inputs_->options, done, count, sizeof(SampleOptions));
+            if (adjusted)
+                block.chosen->adjusted = passes_->adjustments().tables(elements(inputs_->slots, done, count));
         }
         return count;
     }
 
     void take_choices(const Batch& batch) const {
         for (size_t i = 0; i < batch.chosen_rows.size(); ++i) {
-            require_number(inputs_->keys.as<uint32_t>()[i]);
-            *batch.chosen_rows[i].token = inputs_->chosen_tokens.as<int32_t>()[i];
+            *batch.chosen_rows[i].token =
+                chosen_token(inputs_->chosen_tokens.as<uint32_t>()[i], inputs_->keys.as<uint32_t>()[i]);
         }
     }
 

@@ -1,12 +1,14 @@
 // Lists of operations as steps, and how a pass is made of them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "backend/metal/buffers.h"
+#include "backend/metal/choosing.h"
 #include "backend/metal/command.h"
 #include "backend/metal/state.h"
 #include "backend/metal/step.h"
@@ -35,12 +37,22 @@ struct Stretch {
 class Passes {
   public:
     Passes(Device& device, CommandStream& stream, DeviceStates& states, Buffers& buffers, const Sizes& sizes)
-        : device_(device), stream_(stream), states_(states), buffers_(buffers), sizes_(sizes) {}
+        : device_(device),
+          stream_(stream),
+          states_(states),
+          buffers_(buffers),
+          sizes_(sizes),
+          adjustments_(device, stream) {}
 
     Completion commit(const Stretch& stretch, bool many, Block& block);
     // Logits of more rows of the block.
     Completion commit_head(const Program& program, const Block& block);
     void wait_idle() { stream_.wait_idle(); }
+    Adjustments& adjustments() { return adjustments_; }
+    // Tokens that a choice is made among.
+    uint32_t vocabulary(const Choice& choice) const {
+        return static_cast<uint32_t>(std::min<size_t>(static_cast<size_t>(choice.vocabulary), sizes_.logits));
+    }
     Device& device() { return device_; }
 
   private:
@@ -49,6 +61,7 @@ class Passes {
     DeviceStates& states_;
     Buffers& buffers_;
     Sizes sizes_;
+    Adjustments adjustments_;
 };
 
 }  // namespace lily::metal

@@ -49,9 +49,15 @@ struct Chosen {
     Range keys;       // out: order keys of the largest logits; not numbers if kNotANumber
     uint32_t vocabulary;
     std::optional<Range> options;  // SampleOptions [rows]; without them the largest logits are taken
+    // Where some of the options have `adjust`: slots [rows], and by slot counts, bias and masks.
+    struct Adjusted {
+        Range slots, counts, bias, masks;
+    };
+    std::optional<Adjusted> adjusted;
 };
 
 constexpr uint32_t kNotANumber = 0xffffffff;
+constexpr uint32_t kNoneAllowed = 0x007fffff;  // the key of minus infinity
 
 // Rows that go through the operations together.
 struct Block {

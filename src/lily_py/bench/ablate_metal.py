@@ -18,8 +18,16 @@ from lily_py.loader import load_model
 from lily_py.sampling import SamplingOptions
 
 METAL_ABLATIONS = {
+    "row_parallel_products": "several outputs per simdgroup, codes masked in place (without: one, codes shifted)",
+    "fused_norms": "norms in the products that read them (without: a launch before them)",
+    "fused_adds": "products added to the residual stream in place (without: a launch after them)",
+    "fused_gate_up": "gate, up and SwiGLU in one launch (without: one each, and one that chooses experts)",
+    "fused_down": "down, routing weights, shared expert and residual in one launch (without: one each)",
+    "fused_rotary": "norms and rotation of queries and keys, and append in one launch (without: one each)",
+    "fused_delta_norm": "the recurrence's gated norm in it and in the next product (without: a launch)",
     "concurrent_pass": "launches overlap, barriers only where one needs another (without: in order)",
     "token_handoff": "the GPU picks the token and goes on (without: the host draws and feeds each)",
+    "coalesced_cache_reads": "neighbouring lanes read neighbouring bytes of the cache (without: any)",
     "gqa_packing": "query heads share reads of the cache (without: each reads by itself)",
     "long_context_blocks": "attention's splits grow with the context (without: a page each)",
     "bf16_activations": "bf16 between operations (without: fp32)",

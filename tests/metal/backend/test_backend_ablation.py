@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_support import EXACT, continued, ids_of, load
+from oracles.result import TOLERANCES
 from oracles.shapes import SHAPES
 
 TECHNIQUES = (
@@ -55,5 +56,76 @@ def test_a_technique_changes_no_more_than_rounding(reference: Any, name: str) ->
     shape, folder, logits, text = reference
     model, ids = exact(folder, name), ids_of(shape.vocab, 66)
     found = logits_in_pieces(model, ids[:17], 8, 1, 2, 4, 1, 1)
-    np.testing.assert_allclose(found, logits, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(found, logits, rtol=0, atol=TOLERANCES["logits"])
     assert continued(model, model.new_sequence(), ids, 24, shape.vocab) == text
+
+
+MORE = {
+    "row_parallel_products": (0, 0),
+    "coalesced_cache_reads": (0, 0),
+    "fused_norms": (4 + 4, 4 + 4),  # before each projection and each router
+    "fused_adds": (1, 1),  # of attention: after delta_rule the product ends a norm
+    "fused_gate_up": (4 * 3, 4 * 2),  # the choice of experts, gate beside up, SwiGLU
+    "fused_down": (4 * 3, 4 * 2),  # down, the weighted sum beside the shared expert, the residual
+    "fused_rotary": (2, 2),
+    "fused_delta_norm": (3, 3),
+}
+"""Launches and stages without a technique, beyond those with it: three Gated DeltaNet layers, one attention."""
+
+
+def test_what_a_fusion_saves_of_a_token(tiny: Callable[..., Path]) -> None:
+    """`lily bench ablate`: more launches and stages without it, and more bytes, which pass through memory."""
+    ablate = importlib.import_module("lily_py.bench.ablate_metal")
+    folder = tiny(replace(SHAPES["moe"], layers=4), "mlx-4bit-g64", dtype="bfloat16")
+    everything, *less = ablate.count_ablations(folder, names=tuple(MORE), context=8, decode=2)
+    for cost in less:
+        counts = {name: cost.counts[name] - everything.counts[name] for name in ("launches", "stages")}
+        assert tuple(counts.values()) == MORE[cost.switched_off], cost.switched_off
+        share = cost.counts["bytes"] / everything.counts["bytes"] - 1
+        assert share > 0 if cost.switched_off in FUSIONS else abs(share) < 0.001, cost.switched_off
+
+
+def test_what_a_fusion_saves_of_a_token_of_a_dense_model(tiny: Callable[..., Path]) -> None:
+    """Its own are the products of the dense layers: gate beside up, SwiGLU, and down before the residual."""
+    ablate = importlib.import_module("lily_py.bench.ablate_metal")
+    folder = tiny(replace(SHAPES["dense"], layers=4), "mlx-4bit-g64", dtype="bfloat16")
+    names = ("fused_gate_up", "fused_adds", "fused_down")
+    everything, *less = ablate.count_ablations(folder, names=names, context=8, decode=2)
+    more = [cost.counts["launches"] - everything.counts["launches"] for cost in less]
+    assert more == [4 * 2, 1 + 4, 0]
+
+
+def test_one_output_per_simdgroup_reads_inputs_more_often(sim: Any, tiny: Callable[..., Path]) -> None:
+    """Each threadgroup stages the input: for 8 outputs instead of up to 64."""
+    folder = tiny(replace(SHAPES["moe"], layers=4), "mlx-4bit-g64", dtype="bfloat16")
+    loaded, distinct = [], []
+    for names in ((), ("row_parallel_products",)):
+        model = load(folder, ablate=(*FEW_ROWS, *names))
+        sequence = model.new_sequence()
+        model.forward(sequence, ids_of(300, 4))
+        sim.reset_counters()
+        model.forward(sequence, ids_of(300, 1))
+        loaded.append(sim.counters()["bytes_loaded"])
+        distinct.append(sim.counters()["bytes_read"])
+    assert sim.diagnostics() == []
+    assert loaded[1] > 1.5 * loaded[0]
+    assert distinct[1] == pytest.approx(distinct[0], rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["moe", "dense"])
+def test_nothing_fused_has_no_fault_and_no_schedule_shows(
+    sim: Any, tiny: Callable[..., Path], name: str
+) -> None:
+    """Prompts and steps of one to eight rows with all fusions off, under the checker, three seeds."""
+    shape = replace(SHAPES[name], layers=4)
+    model = load(tiny(shape, "mlx-4bit-g64", dtype="bfloat16"), ablate=(*FEW_ROWS, *FUSIONS))
+    results = []
+    for seed in (0, 1, 2):
+        sim.configure(seed=seed)
+        sequence, other = model.new_sequence(), model.new_sequence()
+        tokens = continued(model, sequence, ids_of(shape.vocab, 11), 4, shape.vocab)
+        model.forward(other, ids_of(shape.vocab, 2))
+        logits = model.forward_each([sequence, other], np.array([1, 2], np.int32))
+        results.append((tokens, logits.tobytes()))
+    assert sim.diagnostics() == []
+    assert results[0] == results[1] == results[2]

@@ -54,10 +54,8 @@ def test_greedy_tokens_are_chosen_on_the_device_a_step_ahead(engines: tuple[Any,
 @pytest.mark.parametrize(
     ("keywords", "reason"),
     [
-        ({"repetition_penalty": 1.2}, "host: penalties"),
-        ({"logit_bias": {5: 1.0}}, "host: logit bias"),
         ({"logprobs": True}, "host: log probabilities"),
-        ({"min_tokens": 4}, "host: tokens left out"),
+        ({"logprobs": True, "repetition_penalty": 1.2}, "host: log probabilities"),
     ],
 )
 def test_what_needs_logits_is_drawn_by_the_host_and_says_so(
@@ -67,6 +65,23 @@ def test_what_needs_logits_is_drawn_by_the_host_and_says_so(
     metal, cpu = on_both(engines, QUESTIONS[0], max_tokens=6, **keywords)
     assert metal.token_ids == cpu.token_ids
     assert drawn(engines[0])[reason] > before
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"min_tokens": 12}],
+    ids=str,
+)
+def test_penalties_bias_and_tokens_left_out_are_the_devices(
+    engines: tuple[Any, Any], keywords: dict[str, Any]
+) -> None:
+    before = drawn(engines[0])
+    metal, cpu = on_both(engines, QUESTIONS[2], max_tokens=20, **keywords)
+    assert metal.token_ids == cpu.token_ids
+    assert drawn(engines[0])["backend"] - before.get("backend", 0) == len(metal.token_ids) - 1
+    assert {name: count for name, count in drawn(engines[0]).items() if name != "backend"} == {
+        name: count for name, count in before.items() if name != "backend"
+    }
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_support import EXACT, continued, ids_of, load, state_bytes
+from oracles import checkpoints
 from oracles.reference import Reference
 from oracles.result import TOLERANCES
 from oracles.shapes import SHAPES
@@ -143,13 +144,41 @@ def test_a_model_without_kernels_is_refused_by_name(
         load(folder)
 
 
-def test_gate_and_up_of_different_formats_are_refused_by_name(
-    metal_lily: ModuleType, tiny: Callable[..., Path]
+MIXTURES = {
+    "moe": ("moe", checkpoints.MIXED),  # router and its gate, gate and up of the shared expert, q, k and v, ...
+    "dense": ("dense", checkpoints.MIXED),  # gate and up
+    "experts": ("moe", (("*.switch_mlp.up_proj", checkpoints.Quant(8, 64)),)),  # gate and up of all but the shared
+    "groups": ("moe", (("*.switch_mlp.gate_proj", checkpoints.Quant(4, 32)),)),  # the same codes, other groups
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_matrices_of_different_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixture: str
 ) -> None:
-    """The mixed checkpoint has such a shared expert; its other mixtures are launches of their own."""
-    folder = tiny(replace(SHAPES["moe"], layers=4), "mlx-mixed", dtype="bfloat16")
-    with pytest.raises(metal_lily.BackendError, match=r"gate_proj.*4-bit.*up_proj.*8-bit.*read together"):
-        load(folder)
+    """What can't be read together is a launch of its own: one, two and nine rows, then the CPU's text."""
+    name, overrides = MIXTURES[mixture]
+    monkeypatch.setattr(checkpoints, "MIXED", overrides)
+    shape = replace(SHAPES[name], layers=4)
+    folder = checkpoints.build(tmp_path, shape, "mlx-mixed", dtype="bfloat16")
+    ids, model = ids_of(shape.vocab, 20), load(folder, **EXACT)
+    found, _ = logits_of(model, ids, (9, 1, 2, 8))
+    np.testing.assert_allclose(found, Reference(folder).forward(ids).logits, atol=TOLERANCES["logits"])
+    cpu = load(folder, "cpu", kv_dtype="float32", ablate=("integer_dot",))
+    texts = [continued(m, m.new_sequence(), ids, 30, shape.vocab) for m in (model, cpu)]
+    assert texts[0] == texts[1]
+
+
+def test_rows_share_the_launches_of_different_formats(tiny: Callable[..., Path]) -> None:
+    """A router and a gate of different formats are two launches, whatever the rows."""
+    shape = replace(SHAPES["moe"], layers=4)
+    model = load(tiny(shape, "mlx-mixed", dtype="bfloat16"))
+    launches = []
+    for rows in (1, 5, 8):
+        before = model.counts["launches"]
+        model.forward(model.new_sequence(), ids_of(shape.vocab, rows))
+        launches.append(model.counts["launches"] - before)
+    assert launches[0] == launches[1] == launches[2]
 
 
 def test_unknown_ablations_are_refused(metal_lily: ModuleType, tiny: Callable[..., Path]) -> None:
