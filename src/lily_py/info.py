@@ -30,7 +30,7 @@ class EngineInfo:
         mtp: where the multi-token prediction head comes from, or None.
         defaults: sampling, as given by the checkpoint.
         draws: tokens drawn after the first of an answer, by where: ``"backend"``, or why the host had to, as
-            ``"host: penalties"``.
+            ``"host: log probabilities"``.
     """
 
     checkpoint: str

@@ -68,7 +68,8 @@ class Layer:
         router = Weights(sim, rng, 257, HIDDEN, 8)  # all of it, though 16 experts exist
         normed, logits = sim.buffer(2 * HIDDEN), sim.buffer(4 * 257)
         arguments = router.arguments() | {3: self.residual, 4: self.gain, 5: logits, 6: normed}
-        self.launch("experts", "route_b8_m1", arguments | {7: structure(1, HIDDEN, 257, 257, 6, EPS, 1)}, 17, 256)
+        arguments[7] = structure(1, HIDDEN, 257, 257, 6, EPS, 1)
+        self.launch("experts", "route_b8_m1", arguments, 17, 256)
         up, down = (Weights(sim, rng, EXPERTS * n, k) for n, k in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH)))
         shared_up, shared_down = Weights(sim, rng, 2 * WIDTH, HIDDEN), Weights(sim, rng, HIDDEN, WIDTH)
         slots = TOP_K + 1

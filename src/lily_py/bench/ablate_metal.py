@@ -18,7 +18,7 @@ from lily_py.loader import load_model
 from lily_py.sampling import SamplingOptions
 
 METAL_ABLATIONS = {
-    "row_parallel_products": "several outputs per simdgroup, codes masked in place (without: one, codes shifted)",
+    "row_parallel_products": "several outputs per simdgroup, masked codes (without: one, shifted codes)",
     "fused_norms": "norms in the products that read them (without: a launch before them)",
     "fused_adds": "products added to the residual stream in place (without: a launch after them)",
     "fused_gate_up": "gate, up and SwiGLU in one launch (without: one each, and one that chooses experts)",

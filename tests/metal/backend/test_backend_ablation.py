@@ -70,7 +70,7 @@ MORE = {
     "fused_rotary": (2, 2),
     "fused_delta_norm": (3, 3),
 }
-"""Launches and stages without a technique, beyond those with it: three Gated DeltaNet layers, one attention."""
+"""Launches and stages without a technique, beyond those with it: three recurrent layers, one of attention."""
 
 
 def test_what_a_fusion_saves_of_a_token(tiny: Callable[..., Path]) -> None:

@@ -39,7 +39,7 @@ def test_draws_by_chance_have_no_fault(metal_lily: ModuleType, sim: Any, tiny: C
     shape = replace(SHAPES["moe"], layers=4)
     model = load(tiny(shape, "mlx-4bit-g64", dtype="bfloat16"), ablate=FEW_ROWS)
     options: dict[str, Any] = {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.01}
-    options |= {"repetition_penalty": 1.2, "frequency_penalty": 0.1, "logit_bias": {3: 1.5}}
+    options |= {"repetition_penalty": 1.2, "frequency_penalty": 0.1, "logit_bias": ((3, 1.5),)}
     results = []
     for seed in (0, 1, 2):
         sim.configure(seed=seed)

@@ -145,17 +145,17 @@ def test_a_model_without_kernels_is_refused_by_name(
 
 
 MIXTURES = {
-    "moe": ("moe", checkpoints.MIXED),  # router and its gate, gate and up of the shared expert, q, k and v, ...
-    "dense": ("dense", checkpoints.MIXED),  # gate and up
-    "experts": ("moe", (("*.switch_mlp.up_proj", checkpoints.Quant(8, 64)),)),  # gate and up of all but the shared
-    "groups": ("moe", (("*.switch_mlp.gate_proj", checkpoints.Quant(4, 32)),)),  # the same codes, other groups
+    "moe": ("moe", checkpoints.MIXED),
+    "dense": ("dense", checkpoints.MIXED),
+    "experts": ("moe", (("*.switch_mlp.up_proj", checkpoints.Quant(8, 64)),)),
+    "groups": ("moe", (("*.switch_mlp.gate_proj", checkpoints.Quant(4, 32)),)),
 }
+"""Router and its gate, gate and up of the shared expert, q, k and v; gate and up of a dense layer, of the
+routed experts; the same codes in other groups."""
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_matrices_of_different_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixture: str
-) -> None:
+def test_matrices_of_different_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixture: str) -> None:
     """What can't be read together is a launch of its own: one, two and nine rows, then the CPU's text."""
     name, overrides = MIXTURES[mixture]
     monkeypatch.setattr(checkpoints, "MIXED", overrides)
