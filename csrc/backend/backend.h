@@ -60,6 +60,7 @@ struct BackendOptions {
 // What a backend will be asked to run.
 struct Plan {
     std::vector<std::span<const Op>> lists;      // as given to run(); they stay where they are
+    std::vector<const StateLayout*> layouts;     // of the lists' sequences, as place() left them
     std::span<const int64_t> activation_widths;  // of the activations the ops refer to
     int64_t max_rows = 0;                        // of a batch
     int64_t positions = 0;                       // of a sequence
@@ -83,8 +84,8 @@ class Decoder {
 class Backend {
   public:
     virtual ~Backend() = default;
-    // Settles where the states of its sequences live and how they lie; before prepare(). By default on the
-    // heap, as the layout is.
+    // Settles where the states of sequences live and how they lie, for each layout; before prepare(). By
+    // default on the heap, as the layout is.
     virtual void place(StateLayout&) {}
     // Once.
     virtual void prepare(const Plan& plan) = 0;

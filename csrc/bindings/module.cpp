@@ -256,6 +256,20 @@ void bind_model(nb::module_& m) {
             },
             "sequence"_a, "ids"_a, nb::kw_only(), "all"_a = false, "cancel"_a = nb::none(),
             "progress"_a = nb::none())
+        .def("new_head_sequence", &Model::new_head_sequence, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "draft",
+            [](Model& self, Sequence& sequence, Sequence& head, const Ids& ids, const Ids& next) {
+                const auto vocab = static_cast<size_t>(self.config().vocab_size);
+                std::vector<float> logits(next.size() * vocab);
+                {
+                    const nb::gil_scoped_release release;
+                    self.draft(sequence, head, {ids.data(), ids.size()}, {next.data(), next.size()},
+                               logits.data());
+                }
+                return make_array(std::move(logits), {next.size(), vocab});
+            },
+            "sequence"_a, "head"_a, "ids"_a, "next_ids"_a)
         .def(
             "forward_each",
             [](Model& self, const std::vector<Sequence*>& sequences, const Ids& ids) {

@@ -67,8 +67,18 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
     backend_->place(graph_.state);
-    backend_->prepare(
-        {{graph_.trunk}, graph_.activation_widths, options.chunk, config.max_position_embeddings});
+    Plan plan{{graph_.trunk},
+              {&graph_.state},
+              graph_.activation_widths,
+              options.chunk,
+              config.max_position_embeddings};
+    if (has_mtp()) {
+        graph_.mtp_state.kv.owner = ++models;
+        backend_->place(graph_.mtp_state);
+        plan.lists.emplace_back(graph_.mtp);
+        plan.layouts.push_back(&graph_.mtp_state);
+    }
+    backend_->prepare(plan);
 }
 
 void Model::check_owner(Sequence& sequence) const {
@@ -175,6 +185,43 @@ std::vector<std::pair<std::string, std::vector<float>>> Model::trace(Sequence& s
     });
     results.emplace_back("logits", std::move(logits));
     return results;
+}
+
+void Model::draft(Sequence& sequence, Sequence& head, std::span<const int32_t> tokens,
+                  std::span<const int32_t> next, float* logits) {
+    if (!has_mtp()) throw InvalidArgument("the model has no multi-token prediction head");
+    check_owner(sequence);
+    if (head.kv().layout().owner != graph_.mtp_state.kv.owner) {
+        throw InvalidArgument(
+            "the head's states belong to something else; make them with new_head_sequence()");
+    }
+    if (next.empty() || (!tokens.empty() && tokens.size() != next.size())) {
+        throw InvalidArgument("the head needs one token after each of the model's");
+    }
+    if (static_cast<int64_t>(next.size()) > options_.chunk) {
+        throw InvalidArgument("at most " + std::to_string(options_.chunk) + " rows fit into one pass");
+    }
+    for (const int32_t token : tokens) check_token(token);
+    for (const int32_t token : next) check_token(token);
+    check_room(sequence, static_cast<int64_t>(tokens.size()));
+    check_room(head, static_cast<int64_t>(next.size()));
+    sequence.settle();
+    const auto run = [&](std::span<const Op> ops, Sequence& states, std::span<const int32_t> rows,
+                         bool wanted) {
+        const auto count = static_cast<int64_t>(rows.size());
+        states.reserve(count);
+        Batch batch;
+        batch.tokens.assign(rows.begin(), rows.end());
+        batch.segments = {{&states, 0, count}};
+        for (int32_t row = 0; wanted && row < count; ++row) batch.logit_rows.push_back(row);
+        batch.logits = logits;
+        backend_->run(ops, batch);
+        states.commit(rows.data(), count);
+    };
+    scheduler_.exclusive([&] {
+        if (!tokens.empty()) run(graph_.trunk, sequence, tokens, false);
+        run(graph_.mtp, head, next, true);
+    });
 }
 
 void Model::forward_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,

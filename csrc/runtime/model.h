@@ -74,6 +74,16 @@ class Model {
     std::vector<int32_t> step_each(std::span<Sequence* const> sequences, std::span<const int32_t> tokens,
                                    std::span<Sampler* const> samplers);
 
+    // States of the multi-token prediction head.
+    std::unique_ptr<Sequence> new_head_sequence() const {
+        return std::make_unique<Sequence>(graph_.mtp_state);
+    }
+    // Feeds `tokens` to the model, and to the head `next`, the token after each of them, beside the model's
+    // hidden rows; writes the head's logits after each [next, vocab]. Without `tokens` the head takes its own
+    // hidden rows of the call before, which nothing may have come after.
+    void draft(Sequence& sequence, Sequence& head, std::span<const int32_t> tokens,
+               std::span<const int32_t> next, float* logits);
+
     // Feeds one token operation by operation: names and results, as far as backends share their form.
     std::vector<std::pair<std::string, std::vector<float>>> trace(Sequence& sequence, int32_t token);
 

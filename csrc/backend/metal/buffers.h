@@ -39,6 +39,7 @@ struct Buffers {
     DeviceBuffer counts;                    // [experts, rows / 32]
     DeviceBuffer blocks;                    // [capacity] of four numbers
     DeviceBuffer down;                      // [rows, slots, hidden]
+    DeviceBuffer last_hidden;               // [rows of a batch, hidden]: of the last one, for a draft head
     // For kMostRows rows.
     DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
     DeviceBuffer scratch;     // what steps of several launches hand on: scratch_rows() in unfused.h

@@ -1,4 +1,6 @@
 // Launches of metal/head.metal.
+#include <bit>
+
 #include "backend/metal/step.h"
 
 namespace lily::metal {
@@ -7,6 +9,7 @@ namespace {
 constexpr uint32_t kEmbedThreads = 32;
 constexpr uint32_t kEmbedColumns = 1024;  // per threadgroup
 constexpr uint32_t kArgmaxThreads = 256;
+constexpr uint32_t kNormThreads = 256;
 constexpr uint32_t kBinThreads = 256;
 constexpr uint32_t kBinSlice = 4096;  // tokens of a threadgroup of sample_bins
 constexpr uint32_t kSampleThreads = 512;
@@ -15,6 +18,16 @@ constexpr uint32_t kAdjustThreads = 256;
 
 struct EmbedShape {
     uint32_t rows, hidden, group_shift;
+};
+
+struct NormShape {
+    uint32_t cols;
+    float eps;
+};
+
+struct CombineShape {
+    uint32_t rows, cols, outputs, out_stride, group_shift;
+    float eps;
 };
 
 struct HeadShape {
@@ -61,6 +74,8 @@ class HeadStep final : public Step {
           gain_(b.weights.vector(*op.norm)),
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(b.kernels.of(weights_->format), "head", "head_" + weights_->format.name),
+          keeps_hidden_(b.hidden == op.hidden),
+          norm_rows_(b.kernels.of(weights_->format), "combine", "norm_rows"),
           argmax_(b.kernels.of(weights_->format), "head", "argmax"),
           adjust_(b.kernels.common(), "sample", "adjust_logits"),
           bins_(b.kernels.common(), "sample", "sample_bins"),
@@ -69,9 +84,20 @@ class HeadStep final : public Step {
         b.sizes.at_least(&Sizes::best, 2 * divided(weights_->rows, outputs_.project(kMostRows)));
     }
 
-    // `hidden` is written for the wanted rows. Rows of logits and rows of choices are launches of their own:
-    // they have different vocabularies.
+    // `hidden` is written for the wanted rows, or of all rows where a draft head reads them. Rows of logits
+    // and rows of choices are launches of their own: they have different vocabularies.
     void encode(const Block& block, Pass& pass) const override {
+        const bool all_wanted =
+            block.wanted == block.rows || (block.chosen && block.chosen->rows == block.rows);
+        if (keeps_hidden_ && !all_wanted && !block.head_again) {
+            const size_t all = size_t{block.rows} * weights_->cols;
+            pass.launch(
+                norm_rows_(),
+                {reads(elements(buffers_.activations[size_t(in_)], 0, all)), reads(*gain_),
+                 writes(elements(buffers_.last_hidden, size_t{block.first_row} * weights_->cols, all)),
+                 constant(NormShape{weights_->cols, eps_})},
+                {block.rows}, {kNormThreads});
+        }
         if (block.wanted > 0) launch_head(block, pass, block.wanted, *block.sources, weights_->rows, true);
         if (!block.chosen) return;
         const Chosen& chosen = *block.chosen;
@@ -109,6 +135,15 @@ class HeadStep final : public Step {
     }
 
   private:
+    // Where a launch for so many rows of the block writes their hidden rows.
+    Range hidden_rows(const Block& block, uint32_t rows) const {
+        const size_t all = size_t{block.rows} * weights_->cols;
+        if (!keeps_hidden_ || rows != block.rows) {
+            return elements(buffers_.activations[size_t(hidden_)], 0, all);
+        }
+        return elements(buffers_.last_hidden, size_t{block.first_row} * weights_->cols, all);
+    }
+
     uint32_t groups_of(uint32_t outputs, uint32_t rows) const {
         return divided(outputs, outputs_.project(rows));
     }
@@ -119,15 +154,15 @@ class HeadStep final : public Step {
         const uint32_t groups = groups_of(outputs, wanted);
         const size_t all = size_t{block.rows} * w.cols;
         const Range logits = elements(buffers_.logits, 0, size_t{wanted} * outputs);
-        pass.launch(kernels_(wanted),
-                    {reads(w.codes), reads(w.scales), reads(w.biases),
-                     reads(elements(buffers_.activations[size_t(in_)], 0, all)), reads(*gain_),
-                     reads(sources), write_logits ? writes(logits) : unused(buffers_.logits),
-                     writes(elements(buffers_.activations[size_t(hidden_)], 0, all)),
-                     writes(elements(buffers_.best, 0, size_t{wanted} * groups * 2)),
-                     constant(HeadShape{wanted, w.cols, outputs, w.group_shift, eps_, write_logits ? 1u : 0u,
-                                        groups})},
-                    {groups}, {kProjectThreads});
+        pass.launch(
+            kernels_(wanted),
+            {reads(w.codes), reads(w.scales), reads(w.biases),
+             reads(elements(buffers_.activations[size_t(in_)], 0, all)), reads(*gain_), reads(sources),
+             write_logits ? writes(logits) : unused(buffers_.logits), writes(hidden_rows(block, wanted)),
+             writes(elements(buffers_.best, 0, size_t{wanted} * groups * 2)),
+             constant(
+                 HeadShape{wanted, w.cols, outputs, w.group_shift, eps_, write_logits ? 1u : 0u, groups})},
+            {groups}, {kProjectThreads});
     }
 
     Activation in_, hidden_;
@@ -137,10 +172,62 @@ class HeadStep final : public Step {
     const Placed* gain_;
     const DeviceMatrix* weights_;
     RowKernels kernels_;
-    OneKernel argmax_, adjust_, bins_, sample_;
+    bool keeps_hidden_;
+    OneKernel norm_rows_, argmax_, adjust_, bins_, sample_;
+};
+
+// The beginning of a draft head: hidden rows are those that the head of a list left for the batch before.
+class CombineHiddenStep final : public Step {
+  public:
+    CombineHiddenStep(const CombineHidden& op, Builder& b)
+        : embedding_(op.embedding),
+          out_(op.out),
+          eps_(op.eps),
+          buffers_(b.buffers),
+          outputs_(b.switches.outputs()),
+          embedding_norm_(b.weights.vector(*op.embedding_norm)),
+          hidden_norm_(b.weights.vector(*op.hidden_norm)),
+          rows_(b.weights.vector(row_numbers())),
+          weights_(b.weights.stack({&op.weight, 1})),
+          kernels_(b.kernels.of(weights_->format), "combine", "combine_hidden_" + weights_->format.name) {}
+
+    void encode(const Block& block, Pass& pass) const override {
+        const DeviceMatrix& w = *weights_;
+        const uint32_t cols = w.cols / 2;
+        const size_t all = size_t{block.rows} * cols;
+        pass.launch(
+            kernels_(block.rows),
+            {reads(w.codes), reads(w.scales), reads(w.biases),
+             reads(elements(buffers_.activations[size_t(embedding_)], 0, all)), reads(*embedding_norm_),
+             reads(elements(buffers_.last_hidden, size_t{block.first_row} * cols, all)), reads(*hidden_norm_),
+             reads(*rows_),
+             writes(elements(buffers_.activations[size_t(out_)], 0, size_t{block.rows} * w.rows)),
+             constant(CombineShape{block.rows, cols, w.rows, w.rows, w.group_shift, eps_})},
+            {divided(w.rows, outputs_.pieces())}, {kProjectThreads});
+    }
+
+  private:
+    // 0, 1, ..., as the bits of floats.
+    static std::vector<float> row_numbers() {
+        std::vector<float> rows;
+        for (uint32_t row = 0; row < kMostRows; ++row) rows.push_back(std::bit_cast<float>(row));
+        return rows;
+    }
+
+    Activation embedding_, out_;
+    float eps_;
+    const Buffers& buffers_;
+    Outputs outputs_;
+    const Placed *embedding_norm_, *hidden_norm_, *rows_;
+    const DeviceMatrix* weights_;
+    RowKernels kernels_;
 };
 
 }  // namespace
+
+std::unique_ptr<Step> make_step(const CombineHidden& op, Builder& b) {
+    return std::make_unique<CombineHiddenStep>(op, b);
+}
 
 std::unique_ptr<Step> make_step(const Embed& op, Builder& b) { return std::make_unique<EmbedStep>(op, b); }
 

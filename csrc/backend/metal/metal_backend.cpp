@@ -53,18 +53,18 @@ class MetalBackend final : public Backend {
         : switches_(options.ablate), device_(std::make_shared<Device>()) {}
 
     ~MetalBackend() override {
-        if (states_) states_->before_growing({});
+        for (const auto& pool : pools_) pool->before_growing({});
         if (stream_) stream_->wait_idle();
     }
 
     void place(StateLayout& layout) override {
-        states_ = std::make_shared<DeviceStates>(device_, static_cast<size_t>(layout.kv.page_bytes()));
-        layout.kv.memory = states_;
-        layout.recurrent.memory = states_;
+        pools_.push_back(
+            std::make_shared<DeviceStates>(device_, static_cast<size_t>(layout.kv.page_bytes())));
+        layout.kv.memory = pools_.back();
+        layout.recurrent.memory = pools_.back();
         layout.recurrent.keys_last = true;
         layout.recurrent.ring = kHistory;
         layout.recurrent.bf16_inputs = switches_.bf16_activations;
-        layout_ = layout;
     }
 
     void prepare(const Plan& plan) override {
@@ -76,24 +76,39 @@ class MetalBackend final : public Backend {
             }
         }
         stream_ = std::make_unique<CommandStream>(*device_, stream_options(switches_));
-        states_->before_growing([this] { stream_->wait_idle(); });
+        for (const auto& pool : pools_) pool->before_growing([this] { stream_->wait_idle(); });
         weights_ = std::make_unique<Weights>();
         Sizes sizes;
-        Builder builder{*kernels_,  *weights_,         switches_,      path_, buffers_, sizes,
-                        layout_.kv, layout_.recurrent, plan.positions, {},    nullptr,  nullptr};
+        Builder builder{*kernels_, *weights_,      switches_, path_,        buffers_, sizes,  {},
+                        {},        plan.positions, {},        std::nullopt, nullptr,  nullptr};
         for (const std::span<const Op> ops : plan.lists) {
-            programs_.push_back(std::make_unique<Program>(ops, builder));
-            std::ranges::for_each(ops, [&](const Op& op) { note_rounded(op); });
+            for (const Op& op : ops) {
+                note_rounded(op);
+                if (const auto* combine = std::get_if<CombineHidden>(&op)) builder.hidden = combine->hidden;
+            }
         }
+        for (size_t i = 0; i < plan.lists.size(); ++i) {
+            const StateLayout& layout = *plan.layouts[i];
+            builder.kv = layout.kv;
+            builder.recurrent = layout.recurrent;
+            programs_.push_back(std::make_unique<Program>(
+                plan.lists[i], static_cast<DeviceStates&>(*layout.kv.memory), builder));
+        }
+        hidden_ = builder.hidden;
         weights_->load(*device_);
         kernels_->require_all();
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
         block_rows_ = std::max(kMostRows, std::min(kBlockRows, plan.max_rows));
         buffers_.allocate(*device_, plan, sizes, switches_.activation_bytes(), block_rows_);
+        if (hidden_) {
+            const auto width = static_cast<size_t>(widths_[static_cast<size_t>(*hidden_)]);
+            buffers_.last_hidden =
+                device_->allocate(4 * static_cast<size_t>(plan.max_rows) * width, "hidden rows");
+        }
         try_path(plan);
         buffers_.make_room_for_splits(*device_, sizes, switches_.splits(kMediumFrom - 1));
         vocabulary_ = sizes.logits;
-        passes_ = std::make_unique<Passes>(*device_, *stream_, *states_, buffers_, sizes);
+        passes_ = std::make_unique<Passes>(*device_, *stream_, buffers_, sizes);
         inputs_ = std::make_unique<Inputs>(*device_, plan.max_rows);
         max_rows_ = plan.max_rows;
     }
@@ -168,7 +183,9 @@ class MetalBackend final : public Backend {
             throw InvalidArgument("only rows of the last block of " + std::to_string(block_rows_) +
                                   " can be read");
         }
-        const DeviceBuffer& buffer = buffers_.activations[static_cast<size_t>(activation)];
+        const DeviceBuffer& buffer = activation == hidden_
+                                         ? buffers_.last_hidden
+                                         : buffers_.activations[static_cast<size_t>(activation)];
         const size_t begin = static_cast<size_t>(first) * width;
         const size_t count = static_cast<size_t>(rows) * width;
         if (!rounded_.contains(activation) || !switches_.bf16_activations) {
@@ -312,6 +329,7 @@ class MetalBackend final : public Backend {
         const int64_t end = cut.first + cut.rows;
         Block block;
         block.rows = static_cast<uint32_t>(cut.rows);
+        block.first_row = static_cast<uint32_t>(cut.first);
         block.tokens = elements(inputs_->tokens, begin, block.rows);
         block.positions = elements(inputs_->positions, begin, block.rows);
         block.sequences = elements(inputs_->sequences, begin, block.rows);
@@ -347,8 +365,7 @@ class MetalBackend final : public Backend {
 
     Switches switches_;
     std::shared_ptr<Device> device_;
-    std::shared_ptr<DeviceStates> states_;
-    StateLayout layout_;
+    std::vector<std::shared_ptr<DeviceStates>> pools_;  // of each layout
     std::unique_ptr<KernelSet> kernels_;
     std::unique_ptr<Weights> weights_;
     Buffers buffers_;
@@ -356,6 +373,7 @@ class MetalBackend final : public Backend {
     std::vector<std::unique_ptr<Program>> programs_;
     std::vector<int64_t> widths_;
     std::set<Activation> rounded_;
+    std::optional<Activation> hidden_;  // Builder::hidden
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
     int64_t block_rows_ = kMostRows;

@@ -7,7 +7,8 @@
 
 namespace lily::metal {
 
-Program::Program(std::span<const Op> list, Builder& builder) : ops(list.data()) {
+Program::Program(std::span<const Op> list, DeviceStates& states, Builder& builder)
+    : ops(list.data()), states(states) {
     for (const Op& op : list) {
         if (std::holds_alternative<Head>(op)) head = few.size();
         few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
@@ -20,14 +21,15 @@ Program::Program(std::span<const Op> list, Builder& builder) : ops(list.data()) 
 
 Completion Passes::commit(const Stretch& stretch, bool many, Block& block) {
     buffers_.make_room_for_splits(device_, sizes_, block.splits);
-    const DeviceStates::Held held = states_.hold();
+    const DeviceStates::Held held = stretch.program.states.hold();
     block.cache = held.pages;
     Pass pass = stream_.begin(many ? "prompt" : "step");
     for (size_t i = stretch.first; i < stretch.end; ++i) stretch.program.step(i, many).encode(block, pass);
     return pass.commit();
 }
 
-Completion Passes::commit_head(const Program& program, const Block& block) {
+Completion Passes::commit_head(const Program& program, Block& block) {
+    block.head_again = true;
     Pass pass = stream_.begin("logits");
     program.few[program.head]->encode(block, pass);
     return pass.commit();

@@ -17,9 +17,11 @@ namespace lily::metal {
 
 // A list of operations as steps, for few rows of several sequences and for many rows of one.
 struct Program {
-    Program(std::span<const Op> list, Builder& builder);
+    // `states` holds those of its sequences.
+    Program(std::span<const Op> list, DeviceStates& states, Builder& builder);
 
     const Op* ops;
+    DeviceStates& states;
     std::vector<std::unique_ptr<Step>> few;
     std::vector<std::unique_ptr<Step>> many;  // null where the step for few takes any number; empty: no form
     size_t head = 0;                          // the step that makes logits
@@ -36,17 +38,12 @@ struct Stretch {
 // Encodes passes and hands them to the GPU.
 class Passes {
   public:
-    Passes(Device& device, CommandStream& stream, DeviceStates& states, Buffers& buffers, const Sizes& sizes)
-        : device_(device),
-          stream_(stream),
-          states_(states),
-          buffers_(buffers),
-          sizes_(sizes),
-          adjustments_(device, stream) {}
+    Passes(Device& device, CommandStream& stream, Buffers& buffers, const Sizes& sizes)
+        : device_(device), stream_(stream), buffers_(buffers), sizes_(sizes), adjustments_(device, stream) {}
 
     Completion commit(const Stretch& stretch, bool many, Block& block);
     // Logits of more rows of the block.
-    Completion commit_head(const Program& program, const Block& block);
+    Completion commit_head(const Program& program, Block& block);
     void wait_idle() { stream_.wait_idle(); }
     Adjustments& adjustments() { return adjustments_; }
     // Tokens that a choice is made among.
@@ -58,7 +55,6 @@ class Passes {
   private:
     Device& device_;
     CommandStream& stream_;
-    DeviceStates& states_;
     Buffers& buffers_;
     Sizes sizes_;
     Adjustments adjustments_;

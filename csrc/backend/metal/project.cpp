@@ -272,8 +272,4 @@ std::unique_ptr<Step> make_step(const ProjectAdd& op, Builder& b) {
     return std::make_unique<ProjectAddStep>(op, b);
 }
 
-std::unique_ptr<Step> make_step(const CombineHidden& op, Builder&) {
-    throw BackendError(op.weight.label + ": the Metal backend can't run a multi-token prediction head yet");
-}
-
 }  // namespace lily::metal

@@ -62,6 +62,7 @@ constexpr uint32_t kNoneAllowed = 0x007fffff;  // the key of minus infinity
 // Rows that go through the operations together.
 struct Block {
     uint32_t rows = 0;
+    uint32_t first_row = 0;  // in the batch
     // uint32 each, [rows]
     std::optional<Range> tokens, positions, sequences;
     std::optional<Range> pages;  // [sequences, table_stride]
@@ -74,6 +75,7 @@ struct Block {
     uint32_t wanted = 0;
     std::optional<Range> sources;
     std::optional<Chosen> chosen;
+    bool head_again = false;  // for other rows of the block
 };
 
 class Step {
@@ -99,6 +101,7 @@ struct Builder {
     KvLayout kv;
     RecurrentLayout recurrent;
     int64_t positions;                          // most of a sequence
+    std::optional<Activation> hidden;           // that a draft head reads: of all rows of a batch
     std::map<Activation, HeadNorm> unfinished;  // activations that delta_rule wrote
     const Placed* coarse = nullptr;             // rotary tables, made once
     const Placed* fine = nullptr;
