@@ -34,7 +34,7 @@ def ids(*tokens: int) -> Any:
 def test_a_head_predicts_from_the_hidden_rows_of_the_pass_before(
     tiny: Callable[..., Path], name: str, backend: str
 ) -> None:
-    """A text in pieces of many and of few rows, then drafts of drafts, which the head makes of its own rows."""
+    """A text in pieces of many and of few rows, then drafts of drafts, from the head's own rows."""
     shape = replace(SHAPES[name], layers=4)
     folder = tiny(shape, "mlx-4bit-g64", dtype="bfloat16", mtp=True)
     model, text = load(folder, backend, **BACKENDS[backend]), ids_of(shape.vocab, sum(PIECES) + 1)
