@@ -50,6 +50,7 @@ struct Batch {
     std::vector<ChosenRow> chosen_rows;  // ascending; only with choices that the backend makes
     // Asked now and then when set; true gives the batch up.
     const std::function<bool()>* stop = nullptr;
+    int64_t first_hidden = 0;  // of the hidden rows that the batch before left: the one beside row 0
 };
 
 struct BackendOptions {

@@ -215,11 +215,17 @@ void Model::draft(Sequence& sequence, Sequence& head, std::span<const int32_t> t
         batch.segments = {{&states, 0, count}};
         for (int32_t row = 0; wanted && row < count; ++row) batch.logit_rows.push_back(row);
         batch.logits = logits;
+        if (wanted) batch.first_hidden = hidden_rows_ - count;
         backend_->run(ops, batch);
         states.commit(rows.data(), count);
+        hidden_rows_ = count;
     };
     scheduler_.exclusive([&] {
         if (!tokens.empty()) run(graph_.trunk, sequence, tokens, false);
+        if (hidden_rows_ < static_cast<int64_t>(next.size())) {
+            throw InvalidArgument("the call before left " + std::to_string(hidden_rows_) +
+                                  " hidden rows, fewer than tokens");
+        }
         run(graph_.mtp, head, next, true);
     });
 }

@@ -80,7 +80,7 @@ class Model {
     }
     // Feeds `tokens` to the model, and to the head `next`, the token after each of them, beside the model's
     // hidden rows; writes the head's logits after each [next, vocab]. Without `tokens` the head takes its own
-    // hidden rows of the call before, which nothing may have come after.
+    // last hidden rows of the call before, which nothing may have come after.
     void draft(Sequence& sequence, Sequence& head, std::span<const int32_t> tokens,
                std::span<const int32_t> next, float* logits);
 
@@ -139,6 +139,7 @@ class Model {
     ModelGraph graph_;
     std::unique_ptr<Backend> backend_;
     Scheduler scheduler_;
+    int64_t hidden_rows_ = 0;  // that the last draft() left
     DecodeAhead ahead_;
     Verifier verifier_;
     mutable std::mutex draws_mutex_;

@@ -237,13 +237,14 @@ void CpuBackend::apply(const Head& op, const Batch& batch, int64_t rows) {
     project(products, rows_, wanted, batch.logit_rows.data(), batch.logits, op.weight.rows);
 }
 
-void CpuBackend::apply(const CombineHidden& op, const Batch&, int64_t rows) {
+void CpuBackend::apply(const CombineHidden& op, const Batch& batch, int64_t rows) {
     const int64_t h = width(op.embedding);
     normed_.ensure(static_cast<size_t>(rows * 2 * h));
     prepare_rows(rows, [&](int64_t row) {
         float* out = normed_.data() + row * 2 * h;
         kernels_.rms_norm(data(op.embedding) + row * h, op.embedding_norm->data(), op.eps, h, out);
-        kernels_.rms_norm(data(op.hidden) + row * h, op.hidden_norm->data(), op.eps, h, out + h);
+        const float* hidden = data(op.hidden) + (batch.first_hidden + row) * h;
+        kernels_.rms_norm(hidden, op.hidden_norm->data(), op.eps, h, out + h);
     });
     const Product product{&op.weight, 0};
     const std::span<const Product> products(&product, 1);

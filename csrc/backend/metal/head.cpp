@@ -199,8 +199,8 @@ class CombineHiddenStep final : public Step {
             kernels_(block.rows),
             {reads(w.codes), reads(w.scales), reads(w.biases),
              reads(elements(buffers_.activations[size_t(embedding_)], 0, all)), reads(*embedding_norm_),
-             reads(elements(buffers_.last_hidden, size_t{block.first_row} * cols, all)), reads(*hidden_norm_),
-             reads(*rows_),
+             reads(elements(buffers_.last_hidden, size_t{block.first_hidden} * cols, all)),
+             reads(*hidden_norm_), reads(*rows_),
              writes(elements(buffers_.activations[size_t(out_)], 0, size_t{block.rows} * w.rows)),
              constant(CombineShape{block.rows, cols, w.rows, w.rows, w.group_shift, eps_})},
             {divided(w.rows, outputs_.pieces())}, {kProjectThreads});

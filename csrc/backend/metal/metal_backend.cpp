@@ -79,8 +79,8 @@ class MetalBackend final : public Backend {
         for (const auto& pool : pools_) pool->before_growing([this] { stream_->wait_idle(); });
         weights_ = std::make_unique<Weights>();
         Sizes sizes;
-        Builder builder{*kernels_, *weights_,      switches_, path_,        buffers_, sizes,  {},
-                        {},        plan.positions, {},        std::nullopt, nullptr,  nullptr};
+        Builder builder{*kernels_, *weights_,      switches_,    path_, buffers_, sizes,  {},
+                        {},        plan.positions, std::nullopt, {},    nullptr,  nullptr};
         for (const std::span<const Op> ops : plan.lists) {
             for (const Op& op : ops) {
                 note_rounded(op);
@@ -330,6 +330,7 @@ class MetalBackend final : public Backend {
         Block block;
         block.rows = static_cast<uint32_t>(cut.rows);
         block.first_row = static_cast<uint32_t>(cut.first);
+        block.first_hidden = static_cast<uint32_t>(batch.first_hidden + cut.first);
         block.tokens = elements(inputs_->tokens, begin, block.rows);
         block.positions = elements(inputs_->positions, begin, block.rows);
         block.sequences = elements(inputs_->sequences, begin, block.rows);

@@ -62,7 +62,8 @@ constexpr uint32_t kNoneAllowed = 0x007fffff;  // the key of minus infinity
 // Rows that go through the operations together.
 struct Block {
     uint32_t rows = 0;
-    uint32_t first_row = 0;  // in the batch
+    uint32_t first_row = 0;     // in the batch
+    uint32_t first_hidden = 0;  // among the hidden rows of the batch before
     // uint32 each, [rows]
     std::optional<Range> tokens, positions, sequences;
     std::optional<Range> pages;  // [sequences, table_stride]
