@@ -3,14 +3,16 @@
 //
 // choice                   by                 kernels
 // rows of a block          a sequence's rows  up to kMostRows those named here, beyond them those of rows.h
-// products of many rows    GPU, system        tensor fragments, tensor tiles, simdgroup matrices:
-// matrix_path.h rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
+// products of many rows    GPU, system        tensor fragments or tiles, simdgroup matrices: matrix_path.h
+// rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
 // rows of delta_rule       rows               _m1, else _m8
 // weights                  stored format      _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8 _nvfp4
 // heads per cache read     heads per KV head  _h1 for one, else _h4
 // pages per split          a row's length     1, from kMediumFrom 4, from kLongFrom 16
 // output projection        its input          project_add_heads after delta_rule, else project_add
 // shared expert            its format         the routed experts' launch if equal, else its own
+// gate and up              their formats      one launch if equal, else the pieces of unfused.h
+// choice of a token        what it asks for   argmax; sample_bins and sample; adjust_logits before them
 #pragma once
 
 #include <cstdint>

@@ -60,6 +60,15 @@ def test_a_technique_changes_no_more_than_rounding(reference: Any, name: str) ->
     assert continued(model, model.new_sequence(), ids, 24, shape.vocab) == text
 
 
+def test_nothing_at_all_changes_no_more_than_rounding(reference: Any) -> None:
+    """Every technique off: the pieces of what was fused have one output per simdgroup too."""
+    shape, folder, logits, text = reference
+    model, ids = exact(folder, *TECHNIQUES), ids_of(shape.vocab, 66)
+    found = logits_in_pieces(model, ids[:17], 8, 1, 2, 4, 1, 1)
+    np.testing.assert_allclose(found, logits, rtol=0, atol=TOLERANCES["logits"])
+    assert continued(model, model.new_sequence(), ids, 24, shape.vocab) == text
+
+
 MORE = {
     "row_parallel_products": (0, 0),
     "coalesced_cache_reads": (0, 0),

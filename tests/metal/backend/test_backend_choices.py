@@ -59,6 +59,18 @@ def test_greedy_choices_are_those_of_the_host(model: Any, options: dict[str, Any
     assert tokens != Twins(model, prompt).steps(5, 30)
 
 
+def test_what_penalties_cost(model: Any) -> None:
+    """Head and choice; with chance a histogram more; with penalties the change of logits too."""
+    launches = []
+    for options in ({}, {"temperature": 1.0}, PENALTIES):
+        sequence, sampler = model.new_sequence(), sampler_of(SHAPE.vocab - 9, **options)
+        before = model.counts["launches"]
+        model.step_each([sequence], [5], [sampler])
+        launches.append(model.counts["launches"] - before)
+    everything = 3 * 6 + 8 + 3
+    assert launches == [everything, everything + 1, everything + 2]
+
+
 def test_counts_go_on_through_whatever_happens_to_the_sequence(model: Any) -> None:
     """A step that nobody takes, tokens that are counted besides, a batch, and a draw by the host."""
     twins = Twins(model, ids_of(SHAPE.vocab, 12), **PENALTIES)

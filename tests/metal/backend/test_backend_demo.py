@@ -69,7 +69,13 @@ def test_what_needs_logits_is_drawn_by_the_host_and_says_so(
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.5}, {"logit_bias": {5: 1.0}}, {"min_tokens": 12}],
+    [
+        {"repetition_penalty": 1.2},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {5: 1.0}},
+        {"min_tokens": 12},
+        {"regex": "[A-Z][a-z]{2,9} (is|was) [a-z]{1,6}"},
+    ],
     ids=str,
 )
 def test_penalties_bias_and_tokens_left_out_are_the_devices(
