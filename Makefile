@@ -63,7 +63,8 @@ format: $(VENV)/.test-tools  ## rewrite sources the way `check` wants them
 
 # What reads and writes raw memory; the tests that compare numbers at length run without sanitizers.
 SANITIZED := tests/native/test_native_state.py tests/native/test_native_bad_input.py \
-             tests/native/test_native_sampler.py tests/native/test_native_fuzz.py tests/native/test_native_products.py
+             tests/native/test_native_sampler.py tests/native/test_native_fuzz.py tests/native/test_native_products.py \
+             tests/native/test_native_verification.py
 
 sanitize: $(VENV)/.test-tools  ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLILY_SANITIZE=ON \
