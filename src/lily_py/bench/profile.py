@@ -39,6 +39,8 @@ class ProfileResult:
         backend: as it describes itself.
         prefill: of a prompt of so many tokens.
         decode: of a token after so many.
+        bandwidth: bytes per second that the threads read from memory, measured before and after; 0 if it
+            can't be.
     """
 
     checkpoint: str
@@ -46,6 +48,7 @@ class ProfileResult:
     backend: str
     prefill: dict[int, dict[str, OperationCost]] = field(default_factory=dict)
     decode: dict[int, dict[str, OperationCost]] = field(default_factory=dict)
+    bandwidth: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -61,7 +64,9 @@ class ProfileResult:
             }
             for phase in ("prefill", "decode")
         ]
-        return ProfileResult(values["checkpoint"], values["threads"], values["backend"], *phases)
+        return ProfileResult(
+            values["checkpoint"], values["threads"], values["backend"], *phases, values["bandwidth"]
+        )
 
 
 def measure_profile(
@@ -87,6 +92,14 @@ def measure_profile(
     }
     values, _ = run_worker("lily_py.bench.profile_worker", request, priority=priority)
     return ProfileResult.from_json({"checkpoint": Path(checkpoint_path).name, "threads": threads, **values})
+
+
+def describe_profile(result: ProfileResult) -> str:
+    """Return what the tables' figures are of."""
+    text = "By kind of operation, all layers together; bytes are weights and states that a token reads."
+    if result.bandwidth:
+        text += f" The threads read {result.bandwidth / 1e9:.1f} GB/s from memory just before and after."
+    return text
 
 
 def operation_costs(

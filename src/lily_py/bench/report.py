@@ -32,12 +32,6 @@ after a shape (`35b-a3b`, …) are synthetic, with the published sizes and numbe
 something, text doesn't. Peers run the same weights, each at the fastest of the settings that were tried."""
 
 
-_PROFILE = (
-    "By kind of operation, all layers together; bytes are weights and states that a token reads. What is far "
-    "below the read bandwidth isn't bound by it."
-)
-
-
 def write_report(records: Sequence[Record], path: Path, command: str, picture_folder: Path) -> list[Path]:
     """Write the page and the pictures it shows, and return the files.
 
@@ -77,7 +71,7 @@ def write_report(records: Sequence[Record], path: Path, command: str, picture_fo
             parts += [f"## {title}", describe_states(result), states_table(result)]
         elif isinstance(result, ProfileResult):
             title = f"{result.checkpoint}: where the time goes, {_threads(result.threads)}"
-            parts += [f"## {title}", _PROFILE, profile_tables(result)]
+            parts += [f"## {title}", profile_tables(result)]
         elif isinstance(result, StartResult):
             parts += [f"## {result.checkpoint}: from nothing to the first token", tables.start_table(result)]
             parts += [f"- {note}" for note in result.notes]

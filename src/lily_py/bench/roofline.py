@@ -17,6 +17,9 @@ LILY_UNITS = {
 }
 """Kernel set of the CPU backend -> the unit that its matrix products run on (16-bit integers)."""
 
+READ_BYTES = 1 << 30
+"""Buffer for the sustained read bandwidth: far larger than any cache."""
+
 
 class NativeRoofline(Protocol):
     """What the extension offers under ``_core.bench``."""

@@ -10,14 +10,12 @@ from lily_py.bench import llama_cpp, mlx_lm
 from lily_py.bench.arms import Arm, ArmResult, Say, describe_rates, lily_arm, run_rounds
 from lily_py.bench.limits import Limits, TokenCost, token_cost
 from lily_py.bench.process import ArmError, Finished, run_worker
-from lily_py.bench.roofline import LILY_UNITS, Roofline, native_roofline
+from lily_py.bench.roofline import LILY_UNITS, READ_BYTES, Roofline, native_roofline
 from lily_py.bench.workload import Measured, Phase, Spread, Workload
 from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import BackendError, InvalidArgumentError
 
 PEERS = ("llama.cpp", "mlx-lm")
-READ_BYTES = 1 << 30
-"""Buffer for the sustained read bandwidth: far larger than any cache."""
 
 
 @dataclass

@@ -111,7 +111,7 @@ def _measure_profile(options: argparse.Namespace, _: Say) -> profile.ProfileResu
 
 def profile_tables(result: profile.ProfileResult) -> str:
     """Return a table for each context and phase."""
-    parts = []
+    parts = [profile.describe_profile(result)]
     for context, costs in result.decode.items():
         prompt = markdown_table(*profile.profile_rows(result.prefill[context], reading=False))
         token = markdown_table(*profile.profile_rows(costs, reading=True))
