@@ -69,6 +69,16 @@ def test_nothing_at_all_changes_no_more_than_rounding(reference: Any) -> None:
     assert continued(model, model.new_sequence(), ids, 24, shape.vocab) == text
 
 
+def test_prompts_of_many_rows_go_before_steps_of_pieces(reference: Any) -> None:
+    """The kernels of many rows beside every fusion switched off: appending in pieces is theirs too."""
+    shape, folder, _, _ = reference
+    ids, found = ids_of(shape.vocab, 66), []
+    for names in ((), FUSIONS):
+        model = load(folder, kv_dtype="float32", ablate=(*EXACT["ablate"], *names))
+        found.append(logits_in_pieces(model, ids, 40, 1, 25))
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCES["logits"])
+
+
 MORE = {  # launches, stages, whether bytes
     "row_parallel_products": (0, 0, False),
     "coalesced_cache_reads": (0, 0, False),
