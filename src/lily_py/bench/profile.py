@@ -57,15 +57,15 @@ class ProfileResult:
     @staticmethod
     def from_json(values: dict[str, Any]) -> ProfileResult:
         """Build from decoded JSON, whose keys are text."""
-        phases = [
+        prefill, decode = (
             {
                 int(context): {name: OperationCost(**cost) for name, cost in costs.items()}
                 for context, costs in values[phase].items()
             }
             for phase in ("prefill", "decode")
-        ]
+        )
         return ProfileResult(
-            values["checkpoint"], values["threads"], values["backend"], *phases, values["bandwidth"]
+            values["checkpoint"], values["threads"], values["backend"], prefill, decode, values["bandwidth"]
         )
 
 
