@@ -14,10 +14,11 @@ from lily_py.bench.arms import ArmResult
 from lily_py.bench.cli import main
 from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.limits import TokenCost
-from lily_py.bench.report import describe_rounds
+from lily_py.bench.report import describe_rounds, write_report
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
+from lily_py.bench.speculation import SpeculationResult
 from lily_py.bench.start import StartResult
 from lily_py.bench.workload import Measured, Spread, Workload
 from lily_py.errors import InvalidArgumentError
@@ -228,6 +229,28 @@ def test_concurrent_requests_are_measured_with_the_rows_they_share(
     assert 1 <= result.rows_per_pass[3] <= 3
     assert min(result.tokens_per_second.values()) > 0
     assert f"{result.tokens_per_second[3] / 3:.1f}" in capsys.readouterr().out
+
+
+def test_drafts_are_measured_on_texts_that_repeat_and_on_others(
+    synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--context", "60", "--decode", "120", "--repeats", "2", "--threads", "1"]
+    assert main(["speculation", str(synthetic), *arguments, "--save", str(tmp_path)]) == 0
+    record = records.load(tmp_path / "speculation-tiny-1-threads.json")
+    result = record.result
+    assert isinstance(result, SpeculationResult)
+    copy, edited, chance, fresh = result.texts.values()
+    assert 80 < copy.accepted <= copy.drafted
+    assert copy.accepted > edited.accepted > chance.accepted
+    assert fresh.drafted == fresh.accepted == 0
+    # A pass for each token that wasn't an accepted draft, the first one apart.
+    assert [text.passes + text.accepted for text in result.texts.values()] == [120] * 4
+    assert copy.ratio.count == 2
+    assert copy.ratio.low > 0
+    assert str(copy.ratio) in capsys.readouterr().out
+    page = tmp_path / "page.md"
+    write_report([record], page, "again", tmp_path)
+    assert str(copy.ratio) in page.read_text()
 
 
 def test_ablation_measures_everything_on_and_each_optimisation_off(

@@ -19,6 +19,7 @@ from lily_py.bench.profile import ProfileResult
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
+from lily_py.bench.speculation import SpeculationResult
 from lily_py.bench.start import StartResult
 from lily_py.bench.states import StatesResult
 from lily_py.bench.workload import PHASES
@@ -34,12 +35,14 @@ Result = (
     | ConversationResult
     | StatesResult
     | ProfileResult
+    | SpeculationResult
 )
 
 _KINDS: dict[str, Any] = {
     "roofline": Roofline,
     "run": RunResult,
     "profile": ProfileResult,
+    "speculation": SpeculationResult,
     "rows": RowsResult,
     "ablate": AblateResult,
     "start": StartResult,

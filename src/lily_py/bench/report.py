@@ -16,8 +16,14 @@ from lily_py.bench.records import Record
 from lily_py.bench.roofline import Roofline
 from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
+from lily_py.bench.speculation import SpeculationResult
 from lily_py.bench.start import StartResult
-from lily_py.bench.state_commands import conversation_table, profile_tables, states_table
+from lily_py.bench.state_commands import (
+    conversation_table,
+    profile_tables,
+    speculation_table,
+    states_table,
+)
 from lily_py.bench.states import StatesResult, describe_states
 from lily_py.bench.workload import short
 
@@ -72,6 +78,10 @@ def write_report(records: Sequence[Record], path: Path, command: str, picture_fo
         elif isinstance(result, ProfileResult):
             title = f"{result.checkpoint}: where the time goes, {_threads(result.threads)}"
             parts += [f"## {title}", profile_tables(result)]
+        elif isinstance(result, SpeculationResult):
+            title = f"{result.checkpoint}: drafts by prompt lookup, {_threads(result.threads)}"
+            text = f"{result.decode} tokens after a prompt of {result.context}."
+            parts += [f"## {title}", text, speculation_table(result)]
         elif isinstance(result, StartResult):
             parts += [f"## {result.checkpoint}: from nothing to the first token", tables.start_table(result)]
             parts += [f"- {note}" for note in result.notes]

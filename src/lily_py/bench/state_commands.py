@@ -1,4 +1,4 @@
-"""``lily bench conversation``, ``states`` and ``profile``: each a measurement with arguments of its own."""
+"""``lily bench conversation``, ``states``, ``profile``, ``speculation``: each has arguments of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lily_py.bench import conversation, profile, states
+from lily_py.bench import conversation, profile, speculation, states
 from lily_py.bench.argument_types import numbers, positive, settings
 from lily_py.bench.arms import Say
 from lily_py.bench.roofline import default_threads
@@ -109,6 +109,24 @@ def _measure_profile(options: argparse.Namespace, _: Say) -> profile.ProfileResu
     )
 
 
+def _add_speculation(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
+    parser.add_argument("--context", type=positive, default=400, help="tokens of the prompt (default: 400)")
+    parser.add_argument("--decode", type=positive, default=300, help="tokens after it (default: 300)")
+    parser.add_argument("--repeats", type=positive, default=3)
+
+
+def _measure_speculation(options: argparse.Namespace, _: Say) -> speculation.SpeculationResult:
+    return speculation.measure_speculation(
+        options.checkpoint,
+        context=options.context,
+        decode=options.decode,
+        threads=options.threads,
+        repeats=options.repeats,
+        priority=options.priority,
+    )
+
+
 def profile_tables(result: profile.ProfileResult) -> str:
     """Return a table for each context and phase."""
     parts = [profile.describe_profile(result)]
@@ -127,6 +145,11 @@ def conversation_table(result: conversation.ConversationResult) -> str:
 def states_table(result: states.StatesResult) -> str:
     """Return milliseconds by operation and length."""
     return markdown_table(*states.states_rows(result))
+
+
+def speculation_table(result: speculation.SpeculationResult) -> str:
+    """Return tokens per second with and without drafts, by text."""
+    return markdown_table(*speculation.speculation_rows(result))
 
 
 COMMANDS = (
@@ -150,5 +173,12 @@ COMMANDS = (
         _add_profile,
         _measure_profile,
         profile_tables,
+    ),
+    Command(
+        "speculation",
+        "Measure decoding with drafts by prompt lookup, on texts that repeat more or less.",
+        _add_speculation,
+        _measure_speculation,
+        speculation_table,
     ),
 )
