@@ -28,8 +28,12 @@ EXACT: dict[str, Any] = {"kv_dtype": "float32", "ablate": ("integer_dot",), "thr
 """Nothing is rounded on purpose: what the oracles, which compute in floating point, are compared with."""
 
 
+DEFAULTS: dict[str, Any] = {"threads": 1}
+"""Options of every engine, unless a test says otherwise; tests/metal/backend sets others in its copy."""
+
+
 def load(folder: Path, **options: Any) -> lily_py.Engine:
-    return lily_py.Engine.load(folder, **({"threads": 1} | options))
+    return lily_py.Engine.load(folder, **(DEFAULTS | options))
 
 
 def copy_with(folder: Path, target: Path, **changes: dict[str, Any]) -> Path:

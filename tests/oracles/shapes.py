@@ -33,6 +33,7 @@ class Shape:
     rope_theta: float = 10_000_000.0
     rotary_factor: float = 0.25
     eps: float = 1e-6
+    positions: int = 4096
 
     @property
     def is_moe(self) -> bool:
@@ -71,7 +72,7 @@ class Shape:
             "linear_num_value_heads": self.value_heads,
             "linear_value_head_dim": self.gdn_dim,
             "mamba_ssm_dtype": "float32",
-            "max_position_embeddings": 4096,
+            "max_position_embeddings": self.positions,
             "mtp_num_hidden_layers": 1,
             "mtp_use_dedicated_embeddings": False,
             "num_attention_heads": self.heads,
