@@ -143,9 +143,10 @@ class Engine:
         checkpoint = open_checkpoint(path_or_repo, revision=revision, mtp=mtp, progress=progress)
         positions = checkpoint.config.max_position_embeddings
         context = positions if max_context is None else integer("max_context", max_context, 1, positions)
+        name = _resolve_backend(backend)
         model = load_model(
             checkpoint,
-            backend=_resolve_backend(backend),
+            backend=name,
             threads=workers,
             kv_dtype=kv_dtype,
             ablate=ablate,
@@ -153,8 +154,8 @@ class Engine:
         )
         if speculation is not None and not model.can_verify:
             raise BackendError(
-                f"speculation={speculation!r} works on the CPU backend only, not on {model.backend}: "
-                "load with backend='cpu', or without speculation"
+                f"speculation={speculation!r} works on the CPU backend only, not on {name!r}: load with "
+                "backend='cpu', or without speculation"
             )
         runtime = Runtime(
             checkpoint,
