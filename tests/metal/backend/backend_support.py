@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from oracles.shapes import Shape
 
 Ids = NDArray[np.int32]
 EXACT = {"ablate": ("bf16_activations",), "kv_dtype": "float32"}
@@ -46,3 +48,8 @@ def state_bytes(sequence: Any, recurrent: int, attention: int) -> list[bytes]:
     parts = [sequence.recurrent_state(layer).tobytes() for layer in range(recurrent)]
     parts += [sequence.conv_state(layer).tobytes() for layer in range(recurrent)]
     return parts + [part.tobytes() for layer in range(attention) for part in sequence.keys_values(layer)]
+
+
+def all_chosen(shape: Shape) -> Shape:
+    """The shape with no experts to choose from: every token goes to all of them."""
+    return replace(shape, experts=shape.top_k) if shape.is_moe else shape
