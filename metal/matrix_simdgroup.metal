@@ -6,7 +6,7 @@
 // project_add_rows  residual[m, n] += W x_m.
 // gate_up_rows      out[m, n] = silu(gate_n x_m) (up_n x_m); W = [gate; up], 2 N rows.
 // route_rows        logits[m, n] = W (x_m gain) * inverse_m, all in fp32 like one row's, so that prefill and
-//                   decode choose alike.
+//                   decode choose alike; row stride out_stride from its binding offset on.
 // experts_up_rows   out[entry, n] = silu(gate_e x) (up_e x) for the blocks of routing.metal: rows are
 //                   gathered through `entries`, the results lie in the order of the entries.
 // experts_down_rows out[entries[entry], n] = down_e act[entry]: by row and slot again, for combine_rows.
@@ -342,7 +342,7 @@ template <Format F>
         const uint n = first + kHalf * uint(i % 2) + 8u * simdgroup + fragment_column(lane);
         if (m < count) {
             const float inverse = inverses[first_row + m];
-            device float* target = logits + (first_row + m) * shape.outputs + n;
+            device float* target = logits + (first_row + m) * shape.out_stride + n;
             if (n < shape.outputs) target[0] = y.x * inverse;
             if (n + 1u < shape.outputs) target[1] = y.y * inverse;
         }

@@ -43,20 +43,24 @@ class AttendRows final : public Step {
             static_cast<uint32_t>(kv_.keys_offset(cache_, 0) / kv_.element_bytes()),
             block.table_stride,
             1};
+        const Range projected = elements(buffers_.activations[size_t(projected_)], 0,
+                                         rows * static_cast<size_t>(shape_.projected()), element_);
         const Range out = elements(buffers_.activations[size_t(out_)], 0,
                                    rows * static_cast<size_t>(shape_.queries()), element_);
         const size_t table = size_t{4} * block.table_stride;
         const Range pages(*block.pages->buffer, block.pages->offset + block.parts.at(0).sequence * table,
                           table);
         const uint32_t tile_rows = tile_ / pack_;
-        const uint64_t pairs = uint64_t{rows} * block.table_stride * kPageTokens;
-        pass.launch(by_tensors() ? tensor_attend_() : attend_(),
-                    {reads(elements(buffers_.activations[size_t(projected_)], 0,
-                                    rows * static_cast<size_t>(shape_.projected()), element_)),
-                     reads(*block.positions), reads(pages), reads(*block.cache), writes(out),
-                     unused(*out.buffer), unused(*out.buffer), constant(shape)},
-                    {kv_heads * divided(heads / kv_heads, pack_), divided(rows, tile_rows), 1}, {kThreads},
-                    as_bytes(2 * pairs * static_cast<uint64_t>(shape_.queries())));
+        const uint64_t cached =
+            uint64_t{block.cache_pages} * 2 * kv_heads * static_cast<uint64_t>(kv_.plane_bytes());
+        const uint64_t positions = uint64_t{block.cache_pages} * kPageTokens;
+        const uint64_t pairs = rows * (positions - std::min<uint64_t>(positions, rows / 2));
+        pass.launch(
+            by_tensors() ? tensor_attend_() : attend_(),
+            {reads(projected), reads(*block.positions), reads(pages), reads(*block.cache), writes(out),
+             unused(*out.buffer), unused(*out.buffer), constant(shape)},
+            {kv_heads * divided(heads / kv_heads, pack_), divided(rows, tile_rows), 1}, {kThreads},
+            {projected.bytes + out.bytes + cached, 2 * pairs * static_cast<uint64_t>(shape_.queries())});
     }
 
   private:

@@ -8,11 +8,12 @@ namespace lily::metal {
 namespace {
 
 // Blocks of experts that the rows of any block may need.
-size_t most_blocks(const Sizes& sizes, int64_t block_rows) {
+size_t most_blocks(const Sizes& sizes, int64_t block_rows, bool fitted) {
     uint32_t most = 0;
     for (uint64_t rows = 1; sizes.experts > 0 && rows <= static_cast<uint64_t>(block_rows); ++rows) {
         // Simdgroup matrices have the smallest tiles, and may have to stand in for the others.
-        const uint32_t tile = expert_tiling(MatrixPath::simdgroup, rows, sizes.experts, sizes.picks).rows;
+        const uint32_t tile =
+            expert_tiling(MatrixPath::simdgroup, rows, sizes.experts, sizes.picks, fitted).rows;
         most = std::max(most,
                         block_capacity(rows, sizes.experts, sizes.picks, sizes.entries > sizes.picks, tile));
     }
@@ -21,8 +22,9 @@ size_t most_blocks(const Sizes& sizes, int64_t block_rows) {
 
 }  // namespace
 
-void Buffers::allocate(Device& device, const Plan& plan, const Sizes& sizes, size_t element,
+void Buffers::allocate(Device& device, const Plan& plan, const Sizes& sizes, const Switches& switches,
                        int64_t block_rows) {
+    const size_t element = switches.activation_bytes();
     const auto rows = static_cast<size_t>(block_rows);
     const auto allocate = [&](size_t bytes, const char* label) {
         return device.allocate(std::max<size_t>(bytes, 4), label);
@@ -38,8 +40,9 @@ void Buffers::allocate(Device& device, const Plan& plan, const Sizes& sizes, siz
     picks = allocate(4 * rows * sizes.picks, "chosen experts");
     entries = allocate(4 * rows * sizes.entries, "rows by expert");
     counts = allocate(4 * sizes.experts * divided(rows, 32), "rows of experts");
-    blocks = allocate(16 * most_blocks(sizes, block_rows), "blocks of experts");
+    blocks = allocate(16 * most_blocks(sizes, block_rows, switches.fitted_tiles), "blocks of experts");
     down = allocate(element * rows * sizes.down, "experts' results");
+    expanded = allocate(sizes.expanded, "expanded weights");
     squares = allocate(4 * kMostRows * sizes.squares, "squares of heads");
     scratch = allocate(4 * kMostRows * sizes.scratch, "results between launches");
     best = allocate(4 * kMostRows * sizes.best, "best tokens");

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "backend/metal/choices.h"
 #include "backend/metal/device.h"
+#include "backend/metal/switches.h"
 
 namespace lily::metal {
 
@@ -21,6 +22,7 @@ struct Sizes {  // in numbers of four bytes per row
     size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, down = 0;
     size_t experts = 0;                  // in all
     size_t partial = 0, statistics = 0;  // for each split
+    size_t expanded = 0;                 // bytes in all
     void at_least(size_t Sizes::* what, int64_t count) {
         this->*what = std::max(this->*what, static_cast<size_t>(count));
     }
@@ -40,6 +42,7 @@ struct Buffers {
     DeviceBuffer blocks;                    // [capacity] of four numbers
     DeviceBuffer down;                      // [rows, slots, hidden]
     DeviceBuffer last_hidden;               // [rows of a batch, hidden]: of the last one, for a draft head
+    DeviceBuffer expanded;                  // weights of one product, without `compressed_weights`
     // For kMostRows rows.
     DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
     DeviceBuffer scratch;     // what steps of several launches hand on: scratch_rows() in unfused.h
@@ -50,7 +53,8 @@ struct Buffers {
     DeviceBuffer logits;      // [rows, vocabulary]
     DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, left ready for the next step
 
-    void allocate(Device& device, const Plan& plan, const Sizes& sizes, size_t element, int64_t block_rows);
+    void allocate(Device& device, const Plan& plan, const Sizes& sizes, const Switches& switches,
+                  int64_t block_rows);
     // Waits for nothing: what is under way keeps what it uses.
     void make_room_for_splits(Device& device, const Sizes& sizes, uint32_t wanted);
 };

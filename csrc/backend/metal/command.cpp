@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kBindings = 31;
 constexpr size_t kLargestConstant = 4096;
+constexpr uint64_t kMultiplyAddsPerByte = 16;  // that GPUs do in the time of a byte
 
 bool is_read(Access access) { return access == Access::read || access == Access::read_write; }
 bool is_written(Access access) { return access == Access::write || access == Access::read_write; }
@@ -192,15 +193,16 @@ void Pass::bind(std::span<const Argument> arguments) {
 }
 
 void Pass::launch(const Kernel& kernel, std::span<const Argument> arguments, Extent groups, Extent threads,
-                  uint64_t work) {
+                  Work work) {
     check(kernel, arguments, groups, threads);
     uint64_t bytes_read = 0, bytes_written = 0;
     for (const Argument& argument : arguments) {
         bytes_read += is_read(argument.access) ? argument.bytes : 0;
         bytes_written += is_written(argument.access) ? argument.bytes : 0;
     }
-    if (work == 0) work = bytes_read + bytes_written;
-    if (encoder_ && work_ > 0 && work_ + work > stream_.options_.command_buffer_bytes) close_command_buffer();
+    if (work.bytes == 0) work.bytes = bytes_read + bytes_written;
+    const uint64_t load = work.bytes + work.multiply_adds / kMultiplyAddsPerByte;
+    if (encoder_ && work_ > 0 && work_ + load > stream_.options_.command_buffer_bytes) close_command_buffer();
     if (!encoder_) open_command_buffer();
 
     Counts& counts = stream_.counts_;
@@ -228,13 +230,14 @@ void Pass::launch(const Kernel& kernel, std::span<const Argument> arguments, Ext
         }
     }
     submission_->add(kernel);
-    work_ += work;
+    work_ += load;
     ++counts.launches;
     counts.stages += stage_open_ ? 0 : 1;
     stage_open_ = true;
     counts.bytes_read += bytes_read;
     counts.bytes_written += bytes_written;
-    counts.work += work;
+    counts.work += work.bytes;
+    counts.multiply_adds += work.multiply_adds;
 }
 
 Completion Pass::commit() {

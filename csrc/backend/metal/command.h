@@ -74,7 +74,15 @@ struct Counts {
     uint64_t passes = 0, command_buffers = 0, launches = 0, barriers = 0;
     uint64_t stages = 0;  // groups of launches that nothing orders among themselves
     uint64_t bytes_read = 0, bytes_written = 0;
-    uint64_t work = 0;  // bytes by the launches' own estimates: of the chosen experts instead of all
+    uint64_t work = 0;           // bytes by the launches' own estimates: of the chosen experts instead of all
+    uint64_t multiply_adds = 0;  // by the same
+};
+
+// What a launch costs, by its own estimate.
+struct Work {
+    Work(uint64_t bytes = 0, uint64_t multiply_adds = 0) : bytes(bytes), multiply_adds(multiply_adds) {}
+    uint64_t bytes;          // moved; 0 takes the sum of the declared ranges
+    uint64_t multiply_adds;  // of matrices
 };
 
 struct StreamOptions {
@@ -117,12 +125,12 @@ class Pass {
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
-    // Arguments by [[buffer(i)]]. `work` estimates the bytes moved, for the size of command buffers; 0 takes
-    // the sum of the ranges. BackendError: too many threads for the pipeline, a range outside of its buffer.
+    // Arguments by [[buffer(i)]]. `work` is for the size of command buffers. BackendError: too many threads
+    // for the pipeline, a range outside of its buffer.
     void launch(const Kernel& kernel, std::span<const Argument> arguments, Extent groups, Extent threads,
-                uint64_t work = 0);
+                Work work = {});
     void launch(const Kernel& kernel, std::initializer_list<Argument> arguments, Extent groups,
-                Extent threads, uint64_t work = 0) {
+                Extent threads, Work work = {}) {
         launch(kernel, std::span(arguments.begin(), arguments.size()), groups, threads, work);
     }
     // Hands the pass to the GPU; waits while `in_flight` earlier ones run. Nothing can be added afterwards.

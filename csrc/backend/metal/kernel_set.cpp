@@ -27,6 +27,7 @@ constexpr Replacement kReplacements[] = {
     {"experts", "one_row_experts", &Switches::row_parallel_products},
     {"head", "one_row_head", &Switches::row_parallel_products},
     {"combine", "one_row_combine", &Switches::row_parallel_products},
+    {"matrix_simdgroup", "whole_tiles", &Switches::fitted_tiles},
 };
 
 std::string_view file_of(std::string_view name, const Switches& switches) {
@@ -58,6 +59,7 @@ KernelSet::KernelSet(Device& device, const Switches& switches, MatrixPath path)
     std::vector<std::string_view> with_weights(kWithWeights.begin(), kWithWeights.end());
     std::vector<std::string_view> without_weights(kWithoutWeights.begin(), kWithoutWeights.end());
     if (path != MatrixPath::simdgroup) with_weights.push_back("matrix_tensor");
+    if (!switches.compressed_weights) with_weights.push_back("expand_weights");
     if (path == MatrixPath::tensor_fragments) without_weights.push_back("attention_tensor");
     if (!switches.fused_rotary) without_weights.push_back("unfused_attention");
     with_weights_ = chosen(with_weights, switches);

@@ -7,20 +7,44 @@ namespace {
 constexpr const char* kFamily = "matrix_simdgroup";
 constexpr uint32_t kNormThreads = 256;
 
-TileKernels kernels_of(Builder& b, const std::string& name, const DeviceMatrix& w) {
-    return {b.kernels.of(w.format), name + "_" + w.format.name};
-}
+// A product with one matrix: W, gate and up, or a residual's.
+class DenseProduct {
+  public:
+    DenseProduct(const std::string& name, const DeviceMatrix* weights, Builder& b)
+        : operand_(weights, 1, 0, b),
+          path_(b.path),
+          kernels_(b.kernels.of(operand_.format()), name + "_" + operand_.format().name) {}
+
+    const DeviceMatrix& weights() const { return operand_.stored(); }
+    // `outputs` columns by threadgroups of `columns`.
+    void launch(const Range& in, const Argument& out, uint32_t rows, uint32_t outputs, uint32_t out_stride,
+                uint32_t Tiling::* columns, float eps, Pass& pass) const {
+        const DeviceMatrix& w = weights();
+        const Tiling tile = dense_tiling(path_, rows);
+        const auto [codes, scales, biases] = operand_.arguments();
+        operand_.expand(pass);
+        pass.launch(kernels_(path_, tile),
+                    {codes, scales, biases, reads(in), out,
+                     constant(RowsShape{rows, w.cols, outputs, out_stride, w.group_shift, eps})},
+                    {divided(outputs, tile.*columns), divided(rows, tile.rows)}, {tile.threads},
+                    {0, uint64_t{rows} * w.rows * w.cols});
+    }
+
+  private:
+    Operand operand_;
+    const MatrixPath& path_;
+    TileKernels kernels_;
+};
 
 class NormProjectRows final : public Step {
   public:
     NormProjectRows(const NormProject& op, Builder& b)
         : op_(op),
           buffers_(b.buffers),
-          path_(b.path),
           element_(b.switches.activation_bytes()),
           norm_(op.in, b.weights.vector(*op.norm), op.eps, op.weights[0], b) {
         for (const DeviceMatrix* w : b.weights.stack_by_format(op.weights)) {
-            parts_.push_back({w, columns_, kernels_of(b, "project_rows", *w)});
+            parts_.push_back({columns_, DenseProduct("project_rows", w, b)});
             columns_ += w->rows;
         }
         b.sizes.at_least(&Sizes::normed, op.weights[0].cols);
@@ -28,31 +52,24 @@ class NormProjectRows final : public Step {
 
     void encode(const Block& block, Pass& pass) const override {
         const uint32_t rows = block.rows;
-        const Range normed = elements(buffers_.normed, 0, size_t{rows} * parts_[0].weights->cols, element_);
+        const Range normed =
+            elements(buffers_.normed, 0, size_t{rows} * parts_[0].product.weights().cols, element_);
         norm_.encode(normed, rows, pass);
-        const DeviceBuffer& out = buffers_.activations[size_t(op_.out)];
-        for (const Part& part : parts_) {
-            const DeviceMatrix& w = *part.weights;
-            const Tiling tile = dense_tiling(path_, rows);
-            const size_t last = size_t{rows - 1} * columns_ + w.rows;
-            pass.launch(part.kernels(path_, tile),
-                        {reads(w.codes), reads(w.scales), reads(w.biases), reads(normed),
-                         writes(Range(out, part.first * element_, last * element_)),
-                         constant(RowsShape{rows, w.cols, w.rows, columns_, w.group_shift, op_.eps})},
-                        {divided(w.rows, tile.columns), divided(rows, tile.rows)}, {tile.threads},
-                        w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
+        for (const auto& [first, product] : parts_) {
+            const uint32_t own = product.weights().rows;
+            const Range out = elements(buffers_.activations[size_t(op_.out)], first,
+                                       size_t{rows - 1} * columns_ + own, element_);
+            product.launch(normed, writes(out), rows, own, columns_, &Tiling::columns, op_.eps, pass);
         }
     }
 
   private:
     struct Part {
-        const DeviceMatrix* weights;
-        uint32_t first;
-        TileKernels kernels;
+        uint32_t first;  // column
+        DenseProduct product;
     };
     NormProject op_;
     const Buffers& buffers_;
-    const MatrixPath& path_;
     size_t element_;
     NormRows norm_;
     std::vector<Part> parts_;
@@ -64,38 +81,28 @@ class NormGateUpRows final : public Step {
     NormGateUpRows(const NormGateUp& op, Builder& b)
         : out_(op.out),
           buffers_(b.buffers),
-          path_(b.path),
           element_(b.switches.activation_bytes()),
           norm_(op.in, b.weights.vector(*op.norm), op.eps, op.gate, b),
-          weights_(b.weights.stack(std::vector{op.gate, op.up})),
-          kernels_(kernels_of(b, "gate_up_rows", *weights_)) {
+          product_("gate_up_rows", b.weights.stack(std::vector{op.gate, op.up}), b) {
         b.sizes.at_least(&Sizes::normed, op.gate.cols);
     }
 
     void encode(const Block& block, Pass& pass) const override {
-        const DeviceMatrix& w = *weights_;
+        const DeviceMatrix& w = product_.weights();
         const uint32_t rows = block.rows;
         const uint32_t outputs = w.rows / 2;
-        const Tiling tile = dense_tiling(path_, rows);
         const Range normed = elements(buffers_.normed, 0, size_t{rows} * w.cols, element_);
         norm_.encode(normed, rows, pass);
-        pass.launch(
-            kernels_(path_, tile),
-            {reads(w.codes), reads(w.scales), reads(w.biases), reads(normed),
-             writes(elements(buffers_.activations[size_t(out_)], 0, size_t{rows} * outputs, element_)),
-             constant(RowsShape{rows, w.cols, outputs, outputs, w.group_shift, 0.0f})},
-            {divided(outputs, tile.pair_columns), divided(rows, tile.rows)}, {tile.threads},
-            w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
+        const Range out = elements(buffers_.activations[size_t(out_)], 0, size_t{rows} * outputs, element_);
+        product_.launch(normed, writes(out), rows, outputs, outputs, &Tiling::pair_columns, 0.0f, pass);
     }
 
   private:
     Activation out_;
     const Buffers& buffers_;
-    const MatrixPath& path_;
     size_t element_;
     NormRows norm_;
-    const DeviceMatrix* weights_;
-    TileKernels kernels_;
+    DenseProduct product_;
 };
 
 class ProjectAddRows final : public Step {
@@ -104,31 +111,22 @@ class ProjectAddRows final : public Step {
         : in_(op.in),
           residual_(op.residual),
           buffers_(b.buffers),
-          path_(b.path),
           element_(b.switches.activation_bytes()),
-          weights_(b.weights.stack({&op.weight, 1})),
-          kernels_(kernels_of(b, "project_add_rows", *weights_)) {}
+          product_("project_add_rows", b.weights.stack({&op.weight, 1}), b) {}
 
     void encode(const Block& block, Pass& pass) const override {
-        const DeviceMatrix& w = *weights_;
+        const DeviceMatrix& w = product_.weights();
         const uint32_t rows = block.rows;
-        const Tiling tile = dense_tiling(path_, rows);
-        pass.launch(kernels_(path_, tile),
-                    {reads(w.codes), reads(w.scales), reads(w.biases),
-                     reads(elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * w.cols, element_)),
-                     updates(elements(buffers_.activations[size_t(residual_)], 0, size_t{rows} * w.rows)),
-                     constant(RowsShape{rows, w.cols, w.rows, w.rows, w.group_shift, 0.0f})},
-                    {divided(w.rows, tile.columns), divided(rows, tile.rows)}, {tile.threads},
-                    w.matrix_bytes + as_bytes(uint64_t{rows} * w.rows * w.cols));
+        const Range in = elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * w.cols, element_);
+        const Range residual = elements(buffers_.activations[size_t(residual_)], 0, size_t{rows} * w.rows);
+        product_.launch(in, updates(residual), rows, w.rows, w.rows, &Tiling::columns, 0.0f, pass);
     }
 
   private:
     Activation in_, residual_;
     const Buffers& buffers_;
-    const MatrixPath& path_;
     size_t element_;
-    const DeviceMatrix* weights_;
-    TileKernels kernels_;
+    DenseProduct product_;
 };
 
 }  // namespace
@@ -160,11 +158,6 @@ const char* rows_obstacle(const Op& op) {
     if (const auto* delta = std::get_if<DeltaRule>(&op)) {
         const int64_t taps = delta->shape.conv_width;
         if (taps < 2 || taps > 4) return "the convolution doesn't have 2, 3 or 4 taps";
-    }
-    if (const auto* route = std::get_if<Route>(&op)) {
-        for (const Matrix& gate : route->shared_gate) {
-            if (!Weights::same_format(route->router, gate)) return "router and shared gate differ in format";
-        }
     }
     if (const auto* dense = std::get_if<NormGateUp>(&op)) {
         if (!Weights::same_format(dense->gate, dense->up)) return "gate and up differ in format";

@@ -98,8 +98,9 @@ class MetalBackend final : public Backend {
         weights_->load(*device_);
         kernels_->require_all();
         widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
-        block_rows_ = std::max(kMostRows, std::min(kBlockRows, plan.max_rows));
-        buffers_.allocate(*device_, plan, sizes, switches_.activation_bytes(), block_rows_);
+        block_rows_ = std::max(
+            kMostRows, switches_.chunked_prefill ? std::min(kBlockRows, plan.max_rows) : plan.max_rows);
+        buffers_.allocate(*device_, plan, sizes, switches_, block_rows_);
         if (hidden_) {
             const auto width = static_cast<size_t>(widths_[static_cast<size_t>(*hidden_)]);
             buffers_.last_hidden =
@@ -172,9 +173,13 @@ class MetalBackend final : public Backend {
 
     std::map<std::string, uint64_t> counts() const override {
         const Counts& c = stream_->counts();
-        return {{"passes", c.passes},     {"command buffers", c.command_buffers},
-                {"launches", c.launches}, {"barriers", c.barriers},
-                {"stages", c.stages},     {"bytes", c.work}};
+        return {{"passes", c.passes},
+                {"command buffers", c.command_buffers},
+                {"launches", c.launches},
+                {"barriers", c.barriers},
+                {"stages", c.stages},
+                {"bytes", c.work},
+                {"multiply-adds", c.multiply_adds}};
     }
 
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override {
@@ -344,11 +349,11 @@ class MetalBackend final : public Backend {
             const DeviceBuffer* state = &DeviceStates::recurrent(s.sequence->recurrent().block());
             block.parts.push_back({state, state, state, static_cast<uint32_t>(from - cut.first),
                                    static_cast<uint32_t>(to - from), i});
+            const int64_t length = s.sequence->length() + to - s.first_row;  // after the last row
+            block.cache_pages =
+                std::max(block.cache_pages, divided(static_cast<uint64_t>(length), kPageTokens));
             for (int64_t row = from; !cut.many && row < to; ++row) {
-                const int64_t length = s.sequence->length() + row - s.first_row + 1;
-                block.splits = std::max(block.splits, switches_.splits(length));
-                block.cache_pages =
-                    std::max(block.cache_pages, divided(static_cast<uint64_t>(length), kPageTokens));
+                block.splits = std::max(block.splits, switches_.splits(length - to + row + 1));
             }
         }
         auto* sources = inputs_->sources.as<uint32_t>();

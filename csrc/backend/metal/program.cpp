@@ -23,9 +23,20 @@ Completion Passes::commit(const Stretch& stretch, bool many, Block& block) {
     buffers_.make_room_for_splits(device_, sizes_, block.splits);
     const DeviceStates::Held held = stretch.program.states.hold();
     block.cache = held.pages;
-    Pass pass = stream_.begin(many ? "prompt" : "step");
-    for (size_t i = stretch.first; i < stretch.end; ++i) stretch.program.step(i, many).encode(block, pass);
-    return pass.commit();
+    for (size_t i = stretch.first;;) {
+        const Step* host = nullptr;
+        Pass pass = stream_.begin(many ? "prompt" : "step");
+        while (i < stretch.end && !host) {
+            const Step& step = stretch.program.step(i++, many);
+            step.encode(block, pass);
+            if (step.has_host_part()) host = &step;
+        }
+        const Completion done = pass.commit();
+        if (!host) return done;
+        done.wait();
+        host->run_host_part(block);
+        if (i == stretch.end) return done;
+    }
 }
 
 Completion Passes::commit_head(const Program& program, Block& block) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/metal/operand.h"
 #include "backend/metal/step.h"
 
 namespace lily::metal {
@@ -19,11 +20,15 @@ constexpr Tiling dense_tiling(MatrixPath path, uint32_t rows) {
     return tiling(path, std::max(tile, smallest_tile(path)));
 }
 
-// Of experts, from the mean rows of those that have any.
-constexpr Tiling expert_tiling(MatrixPath path, uint64_t rows, uint64_t experts, uint64_t top_k) {
+// Of experts, from the mean rows of those that have any; the largest for all without `fitted`.
+constexpr Tiling expert_tiling(MatrixPath path, uint64_t rows, uint64_t experts, uint64_t top_k,
+                               bool fitted) {
     const uint64_t pairs = rows * top_k;
     const uint64_t busy = std::min(experts, pairs);
-    const uint32_t tile = pairs < 4 * busy ? 8 : pairs < 16 * busy ? 16 : pairs < 64 * busy ? 32 : 64;
+    const uint32_t tile = !fitted || pairs >= 64 * busy ? 64
+                          : pairs < 4 * busy            ? 8
+                          : pairs < 16 * busy           ? 16
+                                                        : 32;
     return tiling(path, std::max(tile, smallest_tile(path)));
 }
 
@@ -60,10 +65,6 @@ class TileKernels {
   private:
     std::vector<OneKernel> kernels_;
 };
-
-// Estimate for the size of command buffers: bytes that take as long as these multiply-adds. GPUs do some 16
-// in the time of a byte.
-constexpr uint64_t as_bytes(uint64_t multiply_adds) { return multiply_adds / 16; }
 
 // normed = rms(in) * gain for every row, for a product with `next`, and the inverse lengths into
 // buffers.inverses.

@@ -83,6 +83,9 @@ class Step {
   public:
     virtual ~Step() = default;
     virtual void encode(const Block& block, Pass& pass) const = 0;
+    // Whether the host does a part of it, when the GPU is done with what was encoded.
+    virtual bool has_host_part() const { return false; }
+    virtual void run_host_part(const Block&) const {}
 };
 
 // The second half of delta_rule's norm, for the projection that reads its output.

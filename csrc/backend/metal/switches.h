@@ -25,6 +25,10 @@ struct Switches {
     bool token_handoff = true;          // the GPU picks tokens and goes on; off: the host does
     bool bf16_activations = true;       // between operations; off: fp32
     bool matrix_prefill = true;         // kernels of many rows; off: eight rows at a time
+    bool compressed_weights = true;     // until they are multiplied; off: each matrix expanded before
+    bool gpu_routing = true;            // of many rows; off: the host waits and routes
+    bool fitted_tiles = true;           // of experts' real rows; off: 64 rows each
+    bool chunked_prefill = true;        // blocks of kBlockRows; off: all rows of a pass
     bool register_scan = true;          // the recurrence of a prompt row by row; off: by blocks of 16
     bool tensor_operations = true;      // many rows by tensor units where there are some
     bool tensor_fragments = true;       // tensor operations on registers; off: on tiles

@@ -1,7 +1,7 @@
-"""What each optimisation of the Metal backend does to a token: launches, stages, barriers, bytes, time.
+"""What each optimisation of the Metal backend does to a prompt and to a token: launches, bytes, time.
 
-The counts are of the command stream: bytes are the launches' own estimates, which leave out what caches
-serve. They are the same on every machine; tokens per second are this machine's.
+The counts are of the command stream: bytes and multiply-adds of matrices are the launches' own estimates,
+which leave out what caches serve. They are the same on every machine; tokens per second are this machine's.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lily_py import _core
+from lily_py.bench.tables import markdown_table
 from lily_py.bench.workload import prompt_ids
 from lily_py.checkpoint import Checkpoint, open_checkpoint
 from lily_py.errors import InvalidArgumentError
@@ -32,25 +34,43 @@ METAL_ABLATIONS = {
     "long_context_blocks": "attention's splits grow with the context (without: a page each)",
     "bf16_activations": "bf16 between operations (without: fp32)",
     "matrix_prefill": "kernels of many rows for prompts (without: eight rows at a time)",
+    "compressed_weights": "weights expanded tile by tile as they are multiplied (without: whole, before)",
+    "gpu_routing": "the GPU lists rows by expert (without: the host waits and lists them in every layer)",
+    "fitted_tiles": "tiles fit the rows of an expert (without: 64 rows each)",
+    "register_scan": "a prompt's recurrence row by row in registers (without: by blocks of 16 rows)",
+    "chunked_prefill": "prompts in blocks of 2,048 rows (without: as many as are given at once)",
 }
 """What is switched off, one at a time."""
 
-COUNTS = ("launches", "stages", "barriers", "command buffers", "bytes")
+COUNTS = ("launches", "stages", "barriers", "command buffers", "bytes", "multiply-adds")
 
 
 @dataclass(frozen=True)
-class TokenCost:
-    """What one generated token takes, on average over some.
+class Cost:
+    """What a phase takes: a whole prompt, or one generated token on average over some.
 
     Attributes:
-        switched_off: the ablation; empty for none.
         counts: by the names in `COUNTS`.
         tokens_per_second: on this machine.
     """
 
-    switched_off: str
     counts: dict[str, float]
     tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class AblationCost:
+    """Both phases with one ablation.
+
+    Attributes:
+        switched_off: its name; empty for none.
+        prompt: the tokens before those that are generated.
+        token: one of those.
+    """
+
+    switched_off: str
+    prompt: Cost
+    token: Cost
 
 
 def count_ablations(
@@ -60,12 +80,12 @@ def count_ablations(
     context: int = 128,
     decode: int = 16,
     say: Callable[[str], object] = lambda line: None,
-) -> list[TokenCost]:
-    """Return the cost of a token with everything on, and with each of `names` off.
+) -> list[AblationCost]:
+    """Return the cost of a prompt and of a token with everything on, and with each of `names` off.
 
     Args:
         path: folder of a checkpoint, or ``"demo"``.
-        context: tokens before those that are measured.
+        context: tokens of the prompt.
         decode: tokens to measure.
 
     Raises:
@@ -81,38 +101,45 @@ def count_ablations(
     for name in ("", *names):
         say(f"without {name}" if name else "everything on")
         model = load_model(checkpoint, backend="metal", ablate=(name,) if name else ())
-        costs.append(_token_cost(model, checkpoint, name, context, decode))
+        costs.append(_cost(model, checkpoint, name, context, decode))
     return costs
 
 
-def _token_cost(
-    model: _core.Model, checkpoint: Checkpoint, name: str, context: int, decode: int
-) -> TokenCost:
+def _cost(model: _core.Model, checkpoint: Checkpoint, name: str, context: int, decode: int) -> AblationCost:
     vocabulary = checkpoint.config.vocab_size
     sequence, sampler = model.new_sequence(), SamplingOptions(temperature=0.0).make_sampler(0, vocabulary)
-    logits = model.forward(sequence, prompt_ids(context, vocabulary))
-    assert logits is not None
-    token = int(logits.argmax())
-    for _ in range(2):  # until a step is ahead of its reader
-        token = model.step(sequence, token, sampler)
+    tokens: list[int] = []
+
+    def feed() -> None:
+        logits = model.forward(sequence, prompt_ids(context, vocabulary))
+        assert logits is not None
+        tokens.append(int(logits.argmax()))
+
+    def step() -> None:
+        tokens.append(model.step(sequence, tokens[-1], sampler))
+
+    prompt, seconds = _counted(model, feed, 1)
+    _counted(model, step, 2)  # until a step is ahead of its reader
+    token, step_seconds = _counted(model, step, decode)
+    return AblationCost(name, Cost(prompt, context / seconds), Cost(token, 1 / step_seconds))
+
+
+def _counted(model: _core.Model, work: Callable[[], None], times: int) -> tuple[dict[str, float], float]:
+    """Return counts and seconds of one of several times."""
     before, begun = model.counts, time.perf_counter()
-    for _ in range(decode):
-        token = model.step(sequence, token, sampler)
+    for _ in range(times):
+        work()
     seconds, after = time.perf_counter() - begun, model.counts
-    counts = {count: (after[count] - before[count]) / decode for count in COUNTS}
-    return TokenCost(name, counts, decode / seconds)
+    return {count: (after[count] - before[count]) / times for count in COUNTS}, seconds / times
 
 
-def cost_table(costs: Sequence[TokenCost]) -> str:
-    """Return a Markdown table, a line for each ablation."""
-    lines = [
-        "| switched off | launches | stages | barriers | command buffers | MB | tok/s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def cost_table(costs: Sequence[AblationCost], phase: Literal["prompt", "token"]) -> str:
+    """Return a Markdown table of one phase, a line for each ablation."""
+    rows = []
     for cost in costs:
-        c = cost.counts
-        numbers = [f"{c[name]:.0f}" for name in COUNTS[:-1]]
-        numbers += [f"{c['bytes'] / 1e6:,.3f}", f"{cost.tokens_per_second:,.1f}"]
+        of_phase = cost.prompt if phase == "prompt" else cost.token
+        numbers = [f"{of_phase.counts[name]:.0f}" for name in COUNTS[:-2]]
+        numbers += [f"{of_phase.counts[name] / 1e6:,.3f}" for name in COUNTS[-2:]]
         label = f"`{cost.switched_off}`" if cost.switched_off else "nothing"
-        lines.append(f"| {label} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
+        rows.append([label, *numbers, f"{of_phase.tokens_per_second:,.1f}"])
+    return markdown_table(["switched off", *COUNTS[:-2], "MB", "M multiply-adds", "tok/s"], rows)

@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_workload(ablate)
     ablate.add_argument("--only", type=names, metavar="NAME,…", help="default: all")
     ablate.add_argument(
-        "--backend", choices=("cpu", "metal"), default="cpu", help="metal counts what a token takes, as well"
+        "--backend", choices=("cpu", "metal"), default="cpu", help="metal counts what prompt and token take"
     )
 
     start = command("start", _start, "Measure a fresh process up to its first token, and its memory.")
@@ -300,7 +300,8 @@ def _ablate_metal(options: argparse.Namespace) -> int:
             decode=options.decode,
             say=_say,
         )
-        print(f"A token after {context}:", "", cost_table(costs), "", sep="\n")
+        print(f"A prompt of {context} tokens:", "", cost_table(costs, "prompt"), "", sep="\n")
+        print("A token after it:", "", cost_table(costs, "token"), "", sep="\n")
     return 0
 
 
