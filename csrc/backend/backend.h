@@ -56,6 +56,8 @@ struct Batch {
 struct BackendOptions {
     int threads = 0;  // 0: one per physical core
     std::set<std::string> ablate;
+    uint64_t memory_limit = 0;  // bytes, of a backend with memory of its own; 0: what the system recommends
+    int64_t context = 0;        // tokens that its memory must hold a conversation of; 0: any
 };
 
 // What a backend will be asked to run.
@@ -105,7 +107,12 @@ class Backend {
                                              const Choice&) {
         return nullptr;
     }
+    // Rows of a prompt that are worth computing in one pass.
+    virtual int64_t chunk() const { return 512; }
     virtual std::string describe() const = 0;
+    // Bytes of its own memory after prepare(), by name: "limit" of all together, and what is taken whatever
+    // is computed, "weights", "prompt buffers", "step buffers". Nothing if it has none.
+    virtual std::map<std::string, uint64_t> memory() const { return {}; }
     // What it has done so far, by name: launches, barriers, ... Nothing by default.
     virtual std::map<std::string, uint64_t> counts() const { return {}; }
     // Rows of an activation after run(), as fp32 [rows, width].

@@ -81,10 +81,11 @@ ModelConfig parse_config(const nb::dict& d) {
 
 std::unique_ptr<Model> make_model(const nb::dict& config, std::shared_ptr<WeightStore> weights,
                                   const std::string& backend, int threads, const std::string& kv_dtype,
-                                  const std::set<std::string>& ablate, int64_t chunk) {
+                                  const std::set<std::string>& ablate, std::optional<int64_t> chunk,
+                                  uint64_t memory_limit, int64_t context) {
     ModelOptions options;
     options.backend = backend;
-    options.backend_options = {threads, ablate};
+    options.backend_options = {threads, ablate, memory_limit, context};
     if (kv_dtype != "bfloat16" && kv_dtype != "float32" && kv_dtype != "int8") {
         throw InvalidArgument("kv_dtype must be 'bfloat16', 'float32' or 'int8', got '" + kv_dtype + "'");
     }
@@ -219,7 +220,7 @@ void bind_model(nb::module_& m) {
 
     nb::class_<Model>(m, "Model", "Weights, graph and backend.")
         .def(nb::new_(&make_model), "config"_a, "weights"_a, nb::kw_only(), "backend"_a, "threads"_a,
-             "kv_dtype"_a, "ablate"_a, "chunk"_a)
+             "kv_dtype"_a, "ablate"_a, "chunk"_a = nb::none(), "memory_limit"_a = 0, "context"_a = 0)
         .def(
             "new_sequence",
             [](const Model& self, const Prefix* prefix) {
@@ -328,6 +329,7 @@ void bind_model(nb::module_& m) {
         .def_prop_ro("can_verify", &Model::can_verify)
         .def_prop_ro("draws", &Model::draws)
         .def_prop_ro("counts", &Model::counts)
+        .def_prop_ro("memory", &Model::memory)
         .def_prop_ro("backend", &Model::describe)
         .def_prop_ro("has_mtp", &Model::has_mtp)
         .def_prop_ro("op_count", &Model::op_count)

@@ -23,8 +23,8 @@ std::unique_ptr<Backend> make_backend(const ModelOptions& options) {
 }
 
 ModelOptions checked(const ModelOptions& options) {
-    if (options.chunk < 1)
-        throw InvalidArgument("chunk must be at least 1, got " + std::to_string(options.chunk));
+    if (options.chunk && *options.chunk < 1)
+        throw InvalidArgument("chunk must be at least 1, got " + std::to_string(*options.chunk));
     return options;
 }
 
@@ -61,17 +61,15 @@ Model::Model(const ModelConfig& config, std::shared_ptr<WeightStore> weights, co
       weights_(std::move(weights)),
       graph_(ModelGraph::build(config, *weights_, options.kv_dtype)),
       backend_(make_backend(options)),
-      scheduler_(*backend_, graph_.trunk, config.vocab_size, options.chunk),
+      chunk_(options.chunk.value_or(backend_->chunk())),
+      scheduler_(*backend_, graph_.trunk, config.vocab_size, chunk_),
       ahead_(*backend_, graph_.trunk, scheduler_, config.max_position_embeddings),
       verifier_(*backend_, graph_.trunk, scheduler_, config.vocab_size) {
     static std::atomic<uint64_t> models{0};
     graph_.state.kv.owner = ++models;
     backend_->place(graph_.state);
-    Plan plan{{graph_.trunk},
-              {&graph_.state},
-              graph_.activation_widths,
-              options.chunk,
-              config.max_position_embeddings};
+    Plan plan{
+        {graph_.trunk}, {&graph_.state}, graph_.activation_widths, chunk_, config.max_position_embeddings};
     if (has_mtp()) {
         graph_.mtp_state.kv.owner = ++models;
         backend_->place(graph_.mtp_state);
@@ -141,8 +139,8 @@ std::map<std::string, int64_t> Model::draws() const {
 }
 
 void Model::run_each(std::span<Sequence* const> sequences, std::span<Job> jobs) {
-    if (static_cast<int64_t>(sequences.size()) > options_.chunk) {
-        throw InvalidArgument("at most " + std::to_string(options_.chunk) + " sequences fit into one step");
+    if (static_cast<int64_t>(sequences.size()) > chunk_) {
+        throw InvalidArgument("at most " + std::to_string(chunk_) + " sequences fit into one step");
     }
     for (size_t i = 0; i < sequences.size(); ++i) {
         check_owner(*sequences[i]);
@@ -155,6 +153,15 @@ void Model::run_each(std::span<Sequence* const> sequences, std::span<Job> jobs) 
         }
     }
     scheduler_.run(jobs);
+}
+
+// Routed and shared experts of unequal width leave numbers of their slots unwritten.
+static void clear_padding(const ExpertShape& shape, std::vector<float>& slots) {
+    const int64_t stride = std::max(shape.width, shape.shared_width);
+    for (int64_t slot = 0; slot < shape.slots(); ++slot) {
+        const int64_t width = slot < shape.top_k ? shape.width : shape.shared_width;
+        std::fill(slots.begin() + slot * stride + width, slots.begin() + (slot + 1) * stride, 0.0f);
+    }
 }
 
 std::vector<std::pair<std::string, std::vector<float>>> Model::trace(Sequence& sequence, int32_t token) {
@@ -179,6 +186,7 @@ std::vector<std::pair<std::string, std::vector<float>>> Model::trace(Sequence& s
             if (activation < 0) continue;
             std::vector<float> row = backend_->read_activation(activation, 0, 1);
             row.resize(static_cast<size_t>(width));
+            if (const auto* up = std::get_if<ExpertsUp>(&ops[i])) clear_padding(up->shape, row);
             results.emplace_back(op_name(ops[i]), std::move(row));
         }
         sequence.commit(&token, 1);
@@ -198,8 +206,8 @@ void Model::draft(Sequence& sequence, Sequence& head, std::span<const int32_t> t
     if (next.empty() || (!tokens.empty() && tokens.size() != next.size())) {
         throw InvalidArgument("the head needs one token after each of the model's");
     }
-    if (static_cast<int64_t>(next.size()) > options_.chunk) {
-        throw InvalidArgument("at most " + std::to_string(options_.chunk) + " rows fit into one pass");
+    if (static_cast<int64_t>(next.size()) > chunk_) {
+        throw InvalidArgument("at most " + std::to_string(chunk_) + " rows fit into one pass");
     }
     for (const int32_t token : tokens) check_token(token);
     for (const int32_t token : next) check_token(token);
@@ -283,7 +291,7 @@ const float* Model::verify(Sequence& sequence, int32_t token, std::span<const in
     for (const int32_t draft : drafts) check_token(draft);
     const auto rows = static_cast<int64_t>(drafts.size()) + 1;
     check_room(sequence, rows);
-    const int64_t most = std::min(options_.chunk, Tape::kMostRows);
+    const int64_t most = std::min(chunk_, Tape::kMostRows);
     if (rows > most) {
         throw InvalidArgument("at most " + std::to_string(most - 1) + " drafts fit into one step, got " +
                               std::to_string(drafts.size()));

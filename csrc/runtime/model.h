@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -27,7 +28,7 @@ struct ModelOptions {
     std::string backend = "cpu";
     BackendOptions backend_options;
     KvDtype kv_dtype = KvDtype::bf16;
-    int64_t chunk = 512;  // rows of a prompt computed together
+    std::optional<int64_t> chunk;  // rows of a prompt computed together; by default what suits the backend
 };
 
 // Stops work in progress, from any thread.
@@ -118,10 +119,11 @@ class Model {
         scheduler_.exclusive([&] { counts = backend_->counts(); });
         return counts;
     }
+    std::map<std::string, uint64_t> memory() const { return backend_->memory(); }
     int64_t weight_bytes() const { return weights_->bytes(); }
     int64_t op_count() const { return static_cast<int64_t>(graph_.trunk.size()); }
     std::vector<std::string> unused_weights() const { return weights_->unused(); }
-    int64_t chunk() const { return options_.chunk; }
+    int64_t chunk() const { return chunk_; }
 
   private:
     void run_each(std::span<Sequence* const> sequences, std::span<Job> jobs);
@@ -138,6 +140,7 @@ class Model {
     std::shared_ptr<WeightStore> weights_;
     ModelGraph graph_;
     std::unique_ptr<Backend> backend_;
+    int64_t chunk_;  // most rows of a pass
     Scheduler scheduler_;
     int64_t hidden_rows_ = 0;  // that the last draft() left
     DecodeAhead ahead_;

@@ -108,7 +108,9 @@ class Model:
         threads: int,
         kv_dtype: str,
         ablate: Set[str],
-        chunk: int,
+        chunk: int | None = None,
+        memory_limit: int = 0,
+        context: int = 0,
     ) -> None: ...
     def new_sequence(self, prefix: Prefix | None = None) -> Sequence: ...
     def forward(
@@ -147,6 +149,8 @@ class Model:
     def joined(self) -> int: ...
     @property
     def can_verify(self) -> bool: ...
+    @property
+    def memory(self) -> dict[str, int]: ...
     @property
     def backend(self) -> str: ...
     @property

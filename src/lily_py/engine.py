@@ -92,8 +92,10 @@ class Engine:
             path_or_repo: ``"demo"``, a folder, or a Hugging Face repository.
             backend: ``"cpu"``, ``"metal"``, or ``"auto"`` for the best that works here.
             mtp: file, folder or repository with a multi-token prediction head for the checkpoint.
-            max_context: most tokens of a conversation; None for the checkpoint's own limit.
-            memory_limit: for weights, conversations and stored states together, in bytes or as ``"24GB"``.
+            max_context: most tokens of a conversation; None for the checkpoint's own limit. On a GPU one that
+                is given must fit into its memory.
+            memory_limit: for weights, conversations and stored states together, in bytes or as ``"24GB"``. On
+                a GPU also for its buffers, and at most what its system recommends.
             threads: None for one per core.
             revision: branch, tag or commit of a repository.
             progress: show download bars; None shows them where a person watches.
@@ -112,7 +114,7 @@ class Engine:
         Raises:
             CheckpointError: and its kinds, for files that are missing, damaged or of an unknown architecture.
             BackendError: the backend doesn't exist here.
-            MemoryBudgetError: the weights alone exceed the limit.
+            MemoryBudgetError: the weights alone exceed the limit, or `max_context` a GPU's memory.
             InvalidArgumentError: an impossible value.
         """
         if backend not in BACKENDS:
@@ -151,6 +153,8 @@ class Engine:
             kv_dtype=kv_dtype,
             ablate=ablate,
             max_context=context,
+            memory_limit=limit,
+            whole_context=max_context is not None,
         )
         if speculation is not None and not model.can_verify:
             raise BackendError(
@@ -416,6 +420,7 @@ class Engine:
             mtp=runtime.checkpoint.mtp_source,
             defaults=runtime.defaults.differences(),
             draws=model.draws,
+            gpu_memory=model.memory,
         )
 
     def _answers(self, prompt: PromptLike, keywords: Mapping[str, Any]) -> Answers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lily_py.memory import format_size
 
@@ -31,6 +31,8 @@ class EngineInfo:
         defaults: sampling, as given by the checkpoint.
         draws: tokens drawn after the first of an answer, by where: ``"backend"``, or why the host had to, as
             ``"host: log probabilities"``.
+        gpu_memory: what a GPU holds whatever is computed, by name, and the limit of all that it may hold;
+            empty for the CPU.
     """
 
     checkpoint: str
@@ -52,10 +54,12 @@ class EngineInfo:
     mtp: str | None
     defaults: str
     draws: Mapping[str, int]
+    gpu_memory: Mapping[str, int] = field(default_factory=dict)
 
     def memory_for(self, tokens: int) -> int:
-        """Return the bytes needed for the weights and one conversation of so many tokens."""
-        return self.weights + tokens * self.kv_per_token + self.recurrent_state
+        """Return the bytes needed for the weights, a GPU's buffers and one conversation of so many tokens."""
+        held = sum(nbytes for name, nbytes in self.gpu_memory.items() if name != "limit")
+        return (held or self.weights) + tokens * self.kv_per_token + self.recurrent_state
 
     @property
     def memory_per_context(self) -> dict[int, int]:
@@ -80,6 +84,7 @@ class EngineInfo:
             ("KV per token", format_size(self.kv_per_token)),
             ("recurrent state", format_size(self.recurrent_state)),
             ("stored states", f"{format_size(self.cache_used)} of {format_size(self.cache_budget)}"),
+            *((f"GPU {name}", format_size(nbytes)) for name, nbytes in self.gpu_memory.items()),
             ("sampling", self.defaults or "greedy"),
             ("MTP head", self.mtp or "none"),
             ("tokens drawn", ", ".join(f"{n:,} {where}" for where, n in self.draws.items()) or "none yet"),

@@ -44,8 +44,10 @@ def load_model(
     threads: int = 0,
     kv_dtype: str = "bfloat16",
     ablate: Sequence[str] = (),
-    chunk: int = 512,
+    chunk: int | None = None,
     max_context: int | None = None,
+    memory_limit: int | None = None,
+    whole_context: bool = False,
 ) -> _core.Model:
     """Build the native model.
 
@@ -53,17 +55,20 @@ def load_model(
         threads: 0 for one per core.
         kv_dtype: ``"bfloat16"``, ``"float32"`` or, on the CPU, ``"int8"``.
         ablate: optimisations to switch off.
-        chunk: prompt tokens computed together.
+        chunk: prompt tokens computed together; None for what suits the backend.
         max_context: positions a sequence may hold; None for the checkpoint's own limit.
+        memory_limit: bytes on a GPU; None for what its system recommends, which is never exceeded.
+        whole_context: refuse to load if a GPU's memory has no room for a conversation of that many.
 
     Raises:
         CheckpointError: a tensor is missing, misshapen, or unknown to the architecture.
         BackendError: the backend doesn't exist here.
+        MemoryBudgetError: the GPU's memory doesn't hold the weights, or that context; says what would fit.
     """
     config = dataclasses.asdict(checkpoint.config)
     config["mtp_norm_shift"] = checkpoint.mtp_norm_shift
-    if max_context is not None:
-        config["max_position_embeddings"] = max_context
+    context = checkpoint.config.max_position_embeddings if max_context is None else max_context
+    config["max_position_embeddings"] = context
     model = _core.Model(
         config,
         map_weights(checkpoint),
@@ -72,6 +77,8 @@ def load_model(
         kv_dtype=kv_dtype,
         ablate=set(ablate),
         chunk=chunk,
+        memory_limit=memory_limit or 0,
+        context=context if whole_context else 0,
     )
     if unknown := model.unused_weights:
         shown = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")

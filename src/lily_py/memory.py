@@ -64,7 +64,8 @@ class MemoryBudget:
 
     Args:
         limit: bytes allowed in all; None for no limit.
-        fixed: bytes of the weights.
+        name: of the limit, for messages.
+        fixed: bytes of the weights, and of a GPU's buffers.
         token_bytes: of keys and values, for each token.
         state_bytes: of one recurrent state.
         held: gives (address, bytes) of the native memory of live sessions.
@@ -75,6 +76,7 @@ class MemoryBudget:
         self,
         limit: int | None,
         *,
+        name: str = "memory_limit",
         fixed: int,
         token_bytes: int,
         state_bytes: int,
@@ -82,6 +84,7 @@ class MemoryBudget:
         store: PrefixStore,
     ) -> None:
         self.limit = limit
+        self._name = name
         self._fixed = fixed
         self._token_bytes = token_bytes
         self._state_bytes = state_bytes
@@ -92,7 +95,7 @@ class MemoryBudget:
         self._lock = threading.RLock()
         if limit is not None and self.conversation(1) > limit - fixed:
             raise MemoryBudgetError(
-                f"memory_limit of {format_size(limit)} is too small: the weights take {format_size(fixed)} "
+                f"{name} of {format_size(limit)} is too small: the weights take {format_size(fixed)} "
                 f"and a conversation at least {format_size(self.conversation(1))}"
             )
 
@@ -132,7 +135,7 @@ class MemoryBudget:
             room = self._room()
             if need > room:
                 raise MemoryBudgetError(
-                    f"{tokens} tokens of context need {format_size(need)}, but of memory_limit "
+                    f"{tokens} tokens of context need {format_size(need)}, but of {self._name} "
                     f"{format_size(self.limit)} only {format_size(max(0, room))} are free beside the weights "
                     f"({format_size(self._fixed)}) and live conversations; {self._fitting(room)} "
                     "tokens would fit: shorten the prompt, lower max_tokens, close sessions or raise "

@@ -99,9 +99,12 @@ class Runtime:
         self.holders: Living[Any] = Living()
         """Sessions: whatever has `blocks()` and `close()`."""
         self.workers = Workers()
+        gpu = model.memory
+        limit = gpu.get("limit", memory_limit)
         self.budget = MemoryBudget(
-            memory_limit,
-            fixed=checkpoint.nbytes,
+            limit,
+            name="memory_limit" if limit == memory_limit else "the GPU's memory",
+            fixed=sum(gpu[part] for part in gpu if part != "limit") if gpu else checkpoint.nbytes,
             token_bytes=model.kv_bytes_per_token,
             state_bytes=model.recurrent_bytes,
             held=self._held,

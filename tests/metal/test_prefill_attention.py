@@ -124,6 +124,20 @@ def test_splits_join_to_the_same_output(
     np.testing.assert_allclose(found, wanted(s, cache, projected, 185), atol=4e-6)
 
 
+@pytest.mark.parametrize(("file", "s"), FILE_SHAPES)
+def test_rows_within_the_first_split_have_the_bits_of_none(
+    sim: Any, kernels: Any, rng: Any, file: str, s: Shape
+) -> None:
+    """Of 30 rows the first 13 have positions below 128, where the second split of two pages begins."""
+    cache = Cache.random(rng, s, [145], BF16)
+    projected = rows_of(rng, s, 30, BF16)
+    library, join = kernels(file), kernels("attention_prefill")
+    whole = attend_rows(sim, library, s, cache, projected, 115)
+    split = attend_rows(sim, library, s, cache, projected, 115, split_pages=2, join=join)
+    assert split[:13].tobytes() == whole[:13].tobytes()
+    np.testing.assert_allclose(split.astype(float), whole.astype(float), rtol=2.0**-7, atol=1e-3)
+
+
 @pytest.mark.parametrize("pack", [1, 2, 3])
 def test_packing_heads_changes_no_byte(sim: Any, kernels: Any, rng: Any, pack: int) -> None:
     s = Shape(heads=12, kv_heads=2, dim=32, rotary=32)

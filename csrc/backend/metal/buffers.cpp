@@ -1,6 +1,8 @@
 #include "backend/metal/buffers.h"
 
+#include <array>
 #include <cstring>
+#include <variant>
 
 #include "backend/metal/rows.h"
 
@@ -20,43 +22,130 @@ size_t most_blocks(const Sizes& sizes, int64_t block_rows, bool fitted) {
     return most;
 }
 
+// Rows times splits whose attention is kept at a time: as many as take no memory, since the delta rule has
+// it, but those of some rows at any length.
+uint32_t row_cells(const Sizes& sizes, size_t free_bytes, int64_t positions) {
+    const uint32_t splits = divided(static_cast<uint64_t>(positions), kRowSplitPages * kPageTokens);
+    if (splits <= 1 || sizes.partial == 0) return 0;
+    const size_t cell = 4 * (sizes.partial + sizes.statistics);
+    return std::max(kFewestSplitRows * splits, static_cast<uint32_t>(free_bytes / cell));
+}
+
+// What is for kMostRows rows.
+struct StepBuffer {
+    const char* name;
+    DeviceBuffer Buffers::* buffer;
+    size_t bytes;
+};
+
+std::array<StepBuffer, 5> step_buffers(const Sizes& sizes) {
+    const auto bytes = [](size_t numbers) { return std::max<size_t>(4, 4 * kMostRows * numbers); };
+    return {{{"squares of heads", &Buffers::squares, bytes(sizes.squares)},
+             {"results between launches", &Buffers::scratch, bytes(sizes.scratch)},
+             {"best tokens", &Buffers::best, bytes(sizes.best)},
+             {"logits", &Buffers::logits, bytes(sizes.logits)},
+             {"bins of choices", &Buffers::bins, bytes(kBinNumbers)}}};
+}
+
 }  // namespace
 
-void Buffers::allocate(Device& device, const Plan& plan, const Sizes& sizes, const Switches& switches,
-                       int64_t block_rows) {
+std::vector<ActivationUse> activation_uses(const Plan& plan) {
+    std::vector<ActivationUse> uses(plan.activation_widths.size());
+    const auto use = [&](Activation activation) -> ActivationUse& {
+        const auto i = static_cast<size_t>(activation);
+        uses[i].width = plan.activation_widths[i];
+        return uses[i];
+    };
+    const auto rounded = [&](Activation activation, Needed needed) {
+        use(activation).rounded = true;
+        use(activation).needed = needed;
+    };
+    for (const std::span<const Op> ops : plan.lists) {
+        for (const Op& op : ops) {
+            if (const auto* o = std::get_if<Embed>(&op)) use(o->out).needed = Needed::always;
+            if (const auto* o = std::get_if<NormProject>(&op)) rounded(o->out, Needed::in_mixer);
+            if (const auto* o = std::get_if<DeltaRule>(&op)) rounded(o->out, Needed::in_mixer);
+            if (const auto* o = std::get_if<Attend>(&op)) rounded(o->out, Needed::in_mixer);
+            if (const auto* o = std::get_if<ExpertsUp>(&op)) rounded(o->out, Needed::in_mixture);
+            if (const auto* o = std::get_if<NormGateUp>(&op)) rounded(o->out, Needed::in_mixture);
+            if (const auto* o = std::get_if<Route>(&op)) {
+                rounded(o->normed, Needed::always);
+                use(o->normed).normed = true;
+                use(o->routing).needed = Needed::in_mixture;
+            }
+            if (const auto* o = std::get_if<Head>(&op)) use(o->hidden).needed = Needed::at_end;
+            if (const auto* o = std::get_if<CombineHidden>(&op)) use(o->out).needed = Needed::always;
+        }
+    }
+    return uses;
+}
+
+BufferPlan Buffers::plan_block(std::span<const ActivationUse> uses, const Sizes& sizes,
+                               const Switches& switches, int64_t block_rows, int64_t positions) {
     const size_t element = switches.activation_bytes();
     const auto rows = static_cast<size_t>(block_rows);
-    const auto allocate = [&](size_t bytes, const char* label) {
-        return device.allocate(std::max<size_t>(bytes, 4), label);
-    };
-    for (const int64_t width : plan.activation_widths) {
-        activations.push_back(allocate(4 * rows * static_cast<size_t>(width), "activation"));
+    size_t norms = sizes.normed;
+    BufferPlan plan;
+    activations.resize(uses.size());
+    for (size_t i = 0; i < uses.size(); ++i) {
+        const ActivationUse& use = uses[i];
+        const auto width = static_cast<size_t>(use.width);
+        if (use.normed) {
+            norms = std::max(norms, width);
+        } else {
+            plan.add("activation " + std::to_string(i), use.needed,
+                     (use.rounded ? element : 4) * rows * width, &activations[i]);
+        }
     }
-    router_logits = allocate(4 * rows * sizes.router_logits, "router logits");
-    normed = allocate(element * rows * sizes.normed, "normed rows");
-    inverses = allocate(4 * rows, "inverse lengths");
-    mixed = allocate(element * rows * sizes.mixed, "mixed rows");
-    gates = allocate(4 * rows * sizes.gates, "gates");
-    picks = allocate(4 * rows * sizes.picks, "chosen experts");
-    entries = allocate(4 * rows * sizes.entries, "rows by expert");
-    counts = allocate(4 * sizes.experts * divided(rows, 32), "rows of experts");
-    blocks = allocate(16 * most_blocks(sizes, block_rows, switches.fitted_tiles), "blocks of experts");
-    down = allocate(element * rows * sizes.down, "experts' results");
-    expanded = allocate(sizes.expanded, "expanded weights");
-    squares = allocate(4 * kMostRows * sizes.squares, "squares of heads");
-    scratch = allocate(4 * kMostRows * sizes.scratch, "results between launches");
-    best = allocate(4 * kMostRows * sizes.best, "best tokens");
-    logits = allocate(4 * kMostRows * sizes.logits, "logits");
-    bins = allocate(4 * kMostRows * kBinNumbers, "bins of choices");
+    plan.add("normed rows", Needed::always, element * rows * norms, &normed);
+    for (size_t i = 0; i < uses.size(); ++i) {
+        if (uses[i].normed) plan.add_same(&activations[i]);
+    }
+    plan.add("inverse lengths", Needed::always, 4 * rows, &inverses);
+    plan.add("expanded weights", Needed::always, sizes.expanded, &expanded);
+    const size_t delta_rule = (element * sizes.mixed + 4 * sizes.gates) * rows;
+    plan.add("mixed rows", Needed::in_delta_rule, element * rows * sizes.mixed, &mixed);
+    plan.add("gates", Needed::in_delta_rule, 4 * rows * sizes.gates, &gates);
+    cells = row_cells(sizes, delta_rule, positions);
+    plan.add("attention in splits", Needed::in_attention, 4 * cells * sizes.partial, &row_partial);
+    plan.add("statistics of splits", Needed::in_attention, 4 * cells * sizes.statistics, &row_statistics);
+    plan.add("router logits", Needed::in_mixture, 4 * rows * sizes.router_logits, &router_logits);
+    plan.add("chosen experts", Needed::in_mixture, 4 * rows * sizes.picks, &picks);
+    plan.add("rows by expert", Needed::in_mixture, 4 * rows * sizes.entries, &entries);
+    plan.add("rows of experts", Needed::in_mixture, 4 * sizes.experts * divided(rows, 32), &counts);
+    plan.add("blocks of experts", Needed::in_mixture,
+             16 * most_blocks(sizes, block_rows, switches.fitted_tiles), &blocks);
+    plan.add("experts' results", Needed::in_mixture, element * rows * sizes.down, &down);
+    return plan;
+}
+
+void Buffers::allocate(Device& device, const BufferPlan& block, const Sizes& sizes) {
+    block_ = device.allocate(block.bytes(), "block of rows");
+    block.place(block_);
+    for (const StepBuffer& step : step_buffers(sizes))
+        this->*step.buffer = device.allocate(step.bytes, step.name);
     std::memset(bins.contents(), 0, bins.size());
 }
 
 void Buffers::make_room_for_splits(Device& device, const Sizes& sizes, uint32_t wanted) {
     if (wanted <= splits || sizes.partial == 0) return;
     const size_t cells = 4 * static_cast<size_t>(kMostRows) * wanted;
+    partial = DeviceBuffer();  // bytes of what goes count once
+    statistics = DeviceBuffer();
     partial = device.allocate(cells * sizes.partial, "partial results of attention");
     statistics = device.allocate(cells * sizes.statistics, "statistics of attention");
     splits = wanted;
+}
+
+uint64_t Buffers::step_bytes(const Sizes& sizes) {
+    uint64_t total = 0;
+    for (const StepBuffer& step : step_buffers(sizes)) total += Device::whole_pages(step.bytes);
+    return total;
+}
+
+uint64_t Buffers::split_bytes(const Sizes& sizes, uint32_t splits) {
+    const uint64_t cells = uint64_t{4} * kMostRows * splits;
+    return Device::whole_pages(cells * sizes.partial) + Device::whole_pages(cells * sizes.statistics);
 }
 
 }  // namespace lily::metal

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/metal/buffer_plan.h"
 #include "backend/metal/choices.h"
 #include "backend/metal/device.h"
 #include "backend/metal/switches.h"
@@ -28,21 +30,35 @@ struct Sizes {  // in numbers of four bytes per row
     }
 };
 
+// What is kept in an activation of the graph.
+struct ActivationUse {
+    int64_t width = 0;  // 0: no operation writes it
+    Needed needed = Needed::always;
+    bool rounded = false;  // to the type of activations; else fp32
+    bool normed = false;   // it is `Buffers::normed`
+};
+
+// By the graph's number.
+std::vector<ActivationUse> activation_uses(const Plan& plan);
+
 // Made after all steps are: until then `Sizes` are collected.
 struct Buffers {
-    // For kBlockRows rows.
-    std::vector<DeviceBuffer> activations;  // by the graph's number
-    DeviceBuffer router_logits;             // [rows, experts + 1]
-    DeviceBuffer normed;                    // [rows, hidden]
-    DeviceBuffer inverses;                  // [rows]: of the lengths before a norm
-    DeviceBuffer mixed;                     // [rows, channels] after the convolution
-    DeviceBuffer gates;                     // [rows, 2 value heads + key heads]
-    DeviceBuffer picks, entries;            // [rows, top_k], [rows, slots]: routing.metal
-    DeviceBuffer counts;                    // [experts, rows / 32]
-    DeviceBuffer blocks;                    // [capacity] of four numbers
-    DeviceBuffer down;                      // [rows, slots, hidden]
-    DeviceBuffer last_hidden;               // [rows of a batch, hidden]: of the last one, for a draft head
-    DeviceBuffer expanded;                  // weights of one product, without `compressed_weights`
+    // For a block of rows, in one buffer.
+    std::vector<Placed> activations;  // by the graph's number
+    Placed router_logits;             // [rows, experts + 1]
+    Placed normed;                    // [rows, hidden]
+    Placed inverses;                  // [rows]: of the lengths before a norm
+    Placed mixed;                     // [rows, channels] after the convolution
+    Placed gates;                     // [rows, 2 value heads + key heads]
+    Placed picks, entries;            // [rows, top_k], [rows, slots]: routing.metal
+    Placed counts;                    // [experts, rows / 32]
+    Placed blocks;                    // [capacity] of four numbers
+    Placed down;                      // [rows, slots, hidden]
+    Placed row_partial;               // [cells, head_dim] of attention in splits, for each head
+    Placed row_statistics;            // [cells]
+    uint32_t cells = 0;               // rows times splits
+    Placed expanded;                  // weights of one product, without `compressed_weights`
+    DeviceBuffer last_hidden;         // [rows of a batch, hidden]: of the last one, for a draft head
     // For kMostRows rows.
     DeviceBuffer squares;     // [rows, heads, slices] of delta_rule's outputs
     DeviceBuffer scratch;     // what steps of several launches hand on: scratch_rows() in unfused.h
@@ -53,10 +69,19 @@ struct Buffers {
     DeviceBuffer logits;      // [rows, vocabulary]
     DeviceBuffer bins;        // [rows, kBinNumbers] of sample.metal, left ready for the next step
 
-    void allocate(Device& device, const Plan& plan, const Sizes& sizes, const Switches& switches,
-                  int64_t block_rows);
+    // Of a block of `rows` rows, for sequences of so many positions.
+    BufferPlan plan_block(std::span<const ActivationUse> uses, const Sizes& sizes, const Switches& switches,
+                          int64_t rows, int64_t positions);
+    void allocate(Device& device, const BufferPlan& block, const Sizes& sizes);
     // Waits for nothing: what is under way keeps what it uses.
     void make_room_for_splits(Device& device, const Sizes& sizes, uint32_t wanted);
+
+    // Bytes on the GPU of what is for kMostRows rows, apart from the partial results of so many splits.
+    static uint64_t step_bytes(const Sizes& sizes);
+    static uint64_t split_bytes(const Sizes& sizes, uint32_t splits);
+
+  private:
+    DeviceBuffer block_;
 };
 
 }  // namespace lily::metal

@@ -8,7 +8,7 @@
 // rows of delta_rule       rows               _m1, else _m8
 // weights                  stored format      _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8 _nvfp4
 // heads per cache read     heads per KV head  _h1 for one, else _h4
-// pages per split          a row's length     1, from kMediumFrom 4, from kLongFrom 16
+// pages per split          a row's length     1, from kMediumFrom 4, from kLongFrom 16; of many rows 256
 // output projection        its input          project_add_heads after delta_rule, else project_add
 // shared expert            its format         the routed experts' launch if equal, else its own
 // gate and up              their formats      one launch if equal, else the pieces of unfused.h
@@ -20,8 +20,9 @@
 
 namespace lily::metal {
 
-constexpr int64_t kMostRows = 8;      // of a launch of the few-row kernels
-constexpr int64_t kBlockRows = 2048;  // of a block of one sequence through the kernels of many rows
+constexpr int64_t kMostRows = 8;          // of a launch of the few-row kernels
+constexpr int64_t kBlockRows = 2048;      // of a block of one sequence through the kernels of many rows
+constexpr int64_t kFewestBlockRows = 64;  // where memory is short
 
 // The room for rows of the kernel that takes `rows`.
 constexpr int row_room(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }
@@ -55,6 +56,11 @@ struct Outputs {
         return row_parallel ? 16u * static_cast<uint32_t>(r) / weight_rows : kProjectThreads / 32;
     }
 };
+
+// Attention of many rows is split at multiples of so many pages: where tiles of a few rows would leave most
+// of the GPU idle. The places are fixed, so that a row's bits don't depend on the rows beside it.
+constexpr uint32_t kRowSplitPages = 256;
+constexpr uint32_t kFewestSplitRows = 64;  // of a launch
 
 constexpr uint32_t kMediumFrom = 4096;
 constexpr uint32_t kLongFrom = 32768;

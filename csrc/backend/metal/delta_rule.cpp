@@ -75,11 +75,11 @@ class DeltaRuleStep final : public Step {
     void encode(const Block& block, Pass& pass) const override {
         const auto in_stride = static_cast<size_t>(shape_.projected());
         const auto values = static_cast<size_t>(shape_.values());
-        const DeviceBuffer& out = buffers_.activations[size_t(out_)];
-        const DeviceBuffer& result = fused_norm_ ? out : buffers_.scratch;
+        const Placed& out = buffers_.activations[size_t(out_)];
+        const Placed result = fused_norm_ ? out : Placed{&buffers_.scratch, 0, buffers_.scratch.size()};
         for (const Part& part : block.parts) {
             const size_t squares = static_cast<size_t>(shape_.value_heads) * slices_;
-            const auto rows_of = [&](const DeviceBuffer& buffer, size_t width, size_t bytes) {
+            const auto rows_of = [&](const auto& buffer, size_t width, size_t bytes) {
                 return elements(buffer, part.first_row * width, part.rows * width, bytes);
             };
             const auto matrices = [&](const DeviceBuffer& state) {

@@ -44,7 +44,7 @@ class DeltaRuleRows final : public Step {
     void encode(const Block& block, Pass& pass) const override {
         const DeviceBuffer& state = *block.parts.at(0).state;
         const uint32_t rows = block.rows;
-        const auto rows_of = [&](const DeviceBuffer& buffer, int64_t width, size_t bytes) {
+        const auto rows_of = [&](const Placed& buffer, int64_t width, size_t bytes) {
             return elements(buffer, 0, rows * static_cast<size_t>(width), bytes);
         };
         const Range projected = rows_of(buffers_.activations[size_t(in_)], shape_.projected(), element_);

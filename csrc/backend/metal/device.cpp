@@ -1,6 +1,7 @@
 #include "backend/metal/device.h"
 
 #include <Metal/Metal.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <mutex>
@@ -16,18 +17,6 @@ constexpr size_t kPage = 16384;   // of Apple's chips
 constexpr int kOldestFamily = 7;  // M1
 constexpr int kNewestFamily = 30;
 constexpr int kOldestSystem = 14;
-
-std::string in_units(uint64_t bytes) {
-    static constexpr const char* units[] = {"KiB", "MiB", "GiB"};
-    double amount = static_cast<double>(bytes) / 1024;
-    size_t unit = 0;
-    for (; amount >= 1024 && unit + 1 < std::size(units); ++unit) amount /= 1024;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f %s", amount, units[unit]);
-    return text;
-}
-
-uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 Owned<MTL::Device> system_device() {
     auto device = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
@@ -55,6 +44,16 @@ Owned<MTL::ResidencySet> new_residency_set(MTL::Device* device) {
 }
 
 }  // namespace
+
+std::string in_units(uint64_t bytes) {
+    static constexpr const char* units[] = {"KiB", "MiB", "GiB"};
+    double amount = static_cast<double>(bytes) / 1024;
+    size_t unit = 0;
+    for (; amount >= 1024 && unit + 1 < std::size(units); ++unit) amount /= 1024;
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f %s", amount, units[unit]);
+    return text;
+}
 
 // Counts bytes against the budget and keeps buffers resident. Outlives the device while buffers do.
 class Memory {
@@ -150,11 +149,13 @@ Device::Device(uint64_t budget) {
     }
     working_set_ = handle_->recommendedMaxWorkingSetSize();
     largest_buffer_ = handle_->maxBufferLength();
-    budget_ = budget > 0 ? budget : working_set_;
+    budget_ = budget > 0 ? std::min(budget, working_set_) : working_set_;
     memory_ = std::make_shared<Memory>(budget_, new_residency_set(handle_.get()));
 }
 
 Device::~Device() = default;
+
+uint64_t Device::whole_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 DeviceBuffer Device::allocate(size_t bytes, std::string_view label) { return make(bytes, label, nullptr); }
 

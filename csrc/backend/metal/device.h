@@ -56,8 +56,9 @@ class DeviceBuffer {
 // Any thread may call.
 class Device {
   public:
-    // The system's GPU. `budget` limits the bytes of all buffers together; 0 means what the system
-    // recommends. BackendError if there is no GPU, or it is older than M1, or the system older than macOS 14.
+    // The system's GPU. `budget` limits the bytes of all buffers together, which are never more than the
+    // system recommends; 0 means as many. BackendError if there is no GPU, or it is older than M1, or the
+    // system older than macOS 14.
     explicit Device(uint64_t budget = 0);
     ~Device();
     Device(const Device&) = delete;
@@ -72,6 +73,8 @@ class Device {
     DeviceBuffer adopt(std::byte* memory, size_t bytes, std::string_view label);
     // MemoryBudgetError unless `bytes` more fit into the budget: for asking once before many allocations.
     void require(uint64_t bytes, std::string_view what) const;
+    // Bytes that a buffer of so many takes of the budget.
+    static uint64_t whole_pages(uint64_t bytes);
     // Buffers made so far stay resident from here on (macOS 15; before, the system decides). A stream calls
     // it.
     void make_resident();
@@ -95,6 +98,9 @@ class Device {
     int family_ = 0;
     uint64_t working_set_ = 0, largest_buffer_ = 0, budget_ = 0;
 };
+
+// "1.25 MiB".
+std::string in_units(uint64_t bytes);
 
 // Why Metal can't be used here, or "".
 std::string unavailable_reason();

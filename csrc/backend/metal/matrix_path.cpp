@@ -1,11 +1,8 @@
 #include "backend/metal/matrix_path.h"
 
-#include <cmath>
-#include <cstring>
-
 #include "backend/metal/rows.h"
+#include "backend/metal/self_test.h"
 #include "base/error.h"
-#include "base/numeric.h"
 
 namespace lily::metal {
 namespace {
@@ -13,25 +10,7 @@ namespace {
 constexpr int kTensorUnits = 10;  // family of the first GPUs that have some
 constexpr uint32_t kTestedTiles[] = {16, 32, 64};
 // Both paths sum the same products in fp32 and round once; a sum's order costs less than an ulp of bf16.
-constexpr float kTolerance = 1.0f / 128;
-
-float element(const DeviceBuffer& buffer, size_t i, size_t bytes) {
-    return bytes == 4 ? buffer.as<const float>()[i] : bf16_to_float(buffer.as<const uint16_t>()[i]);
-}
-
-// Numbers between -1 and 1 without a pattern that tiles could hide.
-void fill(const DeviceBuffer& buffer, size_t count, size_t bytes) {
-    uint32_t state = 1;
-    for (size_t i = 0; i < count; ++i) {
-        state = state * 1664525 + 1013904223;
-        const float value = static_cast<float>(static_cast<int32_t>(state)) / 2147483648.0f;
-        if (bytes == 4) {
-            buffer.as<float>()[i] = value;
-        } else {
-            buffer.as<uint16_t>()[i] = float_to_bf16(value);
-        }
-    }
-}
+constexpr float kShare = 1.0f / 16;
 
 }  // namespace
 
@@ -58,7 +37,7 @@ std::string disagreement(MatrixPath path, const DeviceMatrix& w, KernelSet& kern
     const DeviceBuffer in = device.allocate(64 * size_t{w.cols} * activation_bytes, "self-test");
     const DeviceBuffer expected = device.allocate(64 * size_t{w.rows} * activation_bytes, "self-test");
     const DeviceBuffer got = device.allocate(64 * size_t{w.rows} * activation_bytes, "self-test");
-    fill(in, 64 * size_t{w.cols}, activation_bytes);
+    fill_with_noise(in, 64 * size_t{w.cols}, activation_bytes);
     for (const uint32_t rows : kTestedTiles) {
         Pass pass = stream.begin("self-test");
         for (const auto& [tried, out] :
@@ -71,18 +50,9 @@ std::string disagreement(MatrixPath path, const DeviceMatrix& w, KernelSet& kern
                         {divided(w.rows, t.columns), 1}, {t.threads});
         }
         pass.commit().wait();
-        float largest = 0;
-        const size_t count = size_t{rows} * w.rows;
-        for (size_t i = 0; i < count; ++i)
-            largest = std::max(largest, std::abs(element(expected, i, activation_bytes)));
-        for (size_t i = 0; i < count; ++i) {
-            const float a = element(expected, i, activation_bytes);
-            const float b = element(got, i, activation_bytes);
-            if (!(std::abs(a - b) <= kTolerance * (std::abs(a) + largest / 16))) {
-                return "a product of " + std::to_string(rows) + " rows is " + std::to_string(b) +
-                       " where simdgroup matrices give " + std::to_string(a);
-            }
-        }
+        const std::string problem = difference(expected, got, size_t{rows} * w.rows, activation_bytes, kShare,
+                                               "a product of " + std::to_string(rows) + " rows");
+        if (!problem.empty()) return problem;
     }
     return "";
 } catch (const BackendError& error) {

@@ -8,7 +8,9 @@
 #include "backend/metal/choosing.h"
 #include "backend/metal/cuts.h"
 #include "backend/metal/decoder_steps.h"
+#include "backend/metal/memory_needs.h"
 #include "backend/metal/program.h"
+#include "backend/metal/rows.h"
 #include "backend/metal/state.h"
 #include "base/error.h"
 #include "base/numeric.h"
@@ -26,6 +28,14 @@ StreamOptions stream_options(const Switches& switches) {
 
 // What changes from pass to pass, written by the host: uint32 each.
 struct Inputs {
+    // With the page tables of a sequence of so many positions, and the small buffers of a step ahead.
+    static uint64_t bytes(int64_t rows, int64_t positions) {
+        const auto count = static_cast<uint64_t>(rows);
+        const uint64_t pages = divided(static_cast<uint64_t>(positions), kPageTokens);
+        return 9 * Device::whole_pages(4 * count) + Device::whole_pages(sizeof(SampleOptions) * count) +
+               2 * Device::whole_pages(8 * std::max<uint64_t>(pages, 64)) + 2 * Device::whole_pages(1);
+    }
+
     DeviceBuffer tokens, positions, sequences, sources;                  // by row of the batch
     DeviceBuffer chosen_sources, chosen_positions, chosen_tokens, keys;  // the same, of rows with a choice
     DeviceBuffer slots;                                                  // of Adjustments, the same
@@ -50,7 +60,9 @@ struct Inputs {
 class MetalBackend final : public Backend {
   public:
     explicit MetalBackend(const BackendOptions& options)
-        : switches_(options.ablate), device_(std::make_shared<Device>()) {}
+        : switches_(options.ablate),
+          device_(std::make_shared<Device>(options.memory_limit)),
+          context_(options.context) {}
 
     ~MetalBackend() override {
         for (const auto& pool : pools_) pool->before_growing({});
@@ -79,11 +91,12 @@ class MetalBackend final : public Backend {
         for (const auto& pool : pools_) pool->before_growing([this] { stream_->wait_idle(); });
         weights_ = std::make_unique<Weights>();
         Sizes sizes;
-        Builder builder{*kernels_, *weights_,      switches_,    path_, buffers_, sizes,  {},
-                        {},        plan.positions, std::nullopt, {},    nullptr,  nullptr};
+        uses_ = activation_uses(plan);
+        Builder builder{*kernels_,    *weights_, switches_, path_,  tensor_attention_,
+                        buffers_,     sizes,     {},        {},     plan.positions,
+                        std::nullopt, {},        nullptr,   nullptr};
         for (const std::span<const Op> ops : plan.lists) {
             for (const Op& op : ops) {
-                note_rounded(op);
                 if (const auto* combine = std::get_if<CombineHidden>(&op)) builder.hidden = combine->hidden;
             }
         }
@@ -95,17 +108,23 @@ class MetalBackend final : public Backend {
                 plan.lists[i], static_cast<DeviceStates&>(*layout.kv.memory), builder));
         }
         hidden_ = builder.hidden;
+        const uint64_t hidden = hidden_bytes(plan.max_rows);
+        needs_ = MemoryNeeds{device_->budget(),
+                             device_->largest_buffer(),
+                             weights_->lay_out(*device_),
+                             Buffers::step_bytes(sizes) + Inputs::bytes(plan.max_rows, plan.positions) +
+                                 Device::whole_pages(hidden),
+                             0,
+                             sizes,
+                             switches_,
+                             plan.layouts,
+                             plan.positions};
+        const BufferPlan block = plan_block(std::min(plan.max_rows, plan.positions));
+        needs_->require(std::max<int64_t>(1, context_));
         weights_->load(*device_);
         kernels_->require_all();
-        widths_.assign(plan.activation_widths.begin(), plan.activation_widths.end());
-        block_rows_ = std::max(
-            kMostRows, switches_.chunked_prefill ? std::min(kBlockRows, plan.max_rows) : plan.max_rows);
-        buffers_.allocate(*device_, plan, sizes, switches_, block_rows_);
-        if (hidden_) {
-            const auto width = static_cast<size_t>(widths_[static_cast<size_t>(*hidden_)]);
-            buffers_.last_hidden =
-                device_->allocate(4 * static_cast<size_t>(plan.max_rows) * width, "hidden rows");
-        }
+        buffers_.allocate(*device_, block, sizes);
+        if (hidden > 0) buffers_.last_hidden = device_->allocate(hidden, "hidden rows");
         try_path(plan);
         buffers_.make_room_for_splits(*device_, sizes, switches_.splits(kMediumFrom - 1));
         vocabulary_ = sizes.logits;
@@ -166,9 +185,11 @@ class MetalBackend final : public Backend {
     std::string describe() const override {
         char size[32];
         std::snprintf(size, sizeof(size), "%.1f", static_cast<double>(weights_->bytes()) / (1 << 20));
-        return "metal (" + device_->name() + ", " + size +
-               " MiB of weights read into its memory, prompts by " + path_name(path_) +
-               (path_problem_.empty() ? "" : "; tensor operations failed their test: " + path_problem_) + ")";
+        return "metal (" + device_->name() + ", " + size + " MiB of weights read into its memory, " +
+               in_units(needs_->block) + " for prompts of " + std::to_string(block_rows_) +
+               " rows at a time, prompts by " + path_name(path_) +
+               (path_problem_.empty() ? "" : "; tensor operations failed their test: " + path_problem_) +
+               (attention_problem_.empty() ? "" : "; attention without them: " + attention_problem_) + ")";
     }
 
     std::map<std::string, uint64_t> counts() const override {
@@ -182,24 +203,35 @@ class MetalBackend final : public Backend {
                 {"multiply-adds", c.multiply_adds}};
     }
 
+    // Two blocks, so that one is encoded while the other runs.
+    int64_t chunk() const override { return 2 * kBlockRows; }
+
+    std::map<std::string, uint64_t> memory() const override {
+        return {{"limit", needs_->limit},
+                {"weights", needs_->weights},
+                {"prompt buffers", needs_->block},
+                {"step buffers", needs_->steps + needs_->partial(needs_->positions)}};
+    }
+
     std::vector<float> read_activation(Activation activation, int64_t first, int64_t rows) override {
-        const auto width = static_cast<size_t>(widths_[static_cast<size_t>(activation)]);
+        const ActivationUse& use = uses_[static_cast<size_t>(activation)];
+        const auto width = static_cast<size_t>(use.width);
         if (first < 0 || first + rows > block_rows_) {
             throw InvalidArgument("only rows of the last block of " + std::to_string(block_rows_) +
                                   " can be read");
         }
-        const DeviceBuffer& buffer = activation == hidden_
-                                         ? buffers_.last_hidden
-                                         : buffers_.activations[static_cast<size_t>(activation)];
+        const Placed& place = buffers_.activations[static_cast<size_t>(activation)];
+        const std::byte* bytes =
+            activation == hidden_ ? buffers_.last_hidden.contents() : place.buffer->contents() + place.offset;
         const size_t begin = static_cast<size_t>(first) * width;
         const size_t count = static_cast<size_t>(rows) * width;
-        if (!rounded_.contains(activation) || !switches_.bf16_activations) {
-            const auto* from = buffer.as<const float>() + begin;
+        if (!use.rounded || !switches_.bf16_activations) {
+            const auto* from = reinterpret_cast<const float*>(bytes) + begin;
             return {from, from + count};
         }
+        const auto* from = reinterpret_cast<const uint16_t*>(bytes) + begin;
         std::vector<float> values(count);
-        std::transform(buffer.as<const uint16_t>() + begin, buffer.as<const uint16_t>() + begin + count,
-                       values.begin(), bf16_to_float);
+        std::transform(from, from + count, values.begin(), bf16_to_float);
         return values;
     }
 
@@ -207,34 +239,47 @@ class MetalBackend final : public Backend {
     // Taken for the rows of a batch, and whether the GPU counts the token.
     using Slots = std::vector<std::pair<Adjustments::Slot, bool>>;
 
-    // Activations that are kept as bf16: all but the residual stream, the routing and the last hidden rows.
-    void note_rounded(const Op& op) {
-        const auto* project = std::get_if<NormProject>(&op);
-        const auto* delta = std::get_if<DeltaRule>(&op);
-        const auto* attend = std::get_if<Attend>(&op);
-        const auto* route = std::get_if<Route>(&op);
-        const auto* up = std::get_if<ExpertsUp>(&op);
-        const auto* dense = std::get_if<NormGateUp>(&op);
-        if (project) rounded_.insert(project->out);
-        if (delta) rounded_.insert(delta->out);
-        if (attend) rounded_.insert(attend->out);
-        if (route) rounded_.insert(route->normed);
-        if (up) rounded_.insert(up->out);
-        if (dense) rounded_.insert(dense->out);
+    // Of what a draft head reads.
+    uint64_t hidden_bytes(int64_t rows) const {
+        return hidden_ ? 4 * static_cast<uint64_t>(rows * uses_[static_cast<size_t>(*hidden_)].width) : 0;
+    }
+
+    // Chooses the rows of a prompt's blocks, at most those of a pass: as many as their buffers may take an
+    // eighth of what is left beside weights and states, so that memory goes to conversations.
+    BufferPlan plan_block(int64_t most_rows) {
+        block_rows_ = std::max(kMostRows, most_rows);
+        if (switches_.chunked_prefill) block_rows_ = std::min(block_rows_, kBlockRows);
+        const int64_t context = std::max<int64_t>(1, context_);
+        const uint64_t others = needs_->fixed() + needs_->states(context) + needs_->partial(context);
+        const uint64_t left = needs_->limit - std::min(needs_->limit, others);
+        for (;; block_rows_ /= 2) {
+            BufferPlan plan =
+                buffers_.plan_block(uses_, needs_->sizes, switches_, block_rows_, needs_->positions);
+            needs_->block = Device::whole_pages(plan.bytes());
+            const bool fits = needs_->block <= std::min(left / 8, device_->largest_buffer());
+            if (fits || !switches_.chunked_prefill || block_rows_ <= kFewestBlockRows) return plan;
+        }
     }
 
     // Tensor operations are used if they give what simdgroup matrices give.
     void try_path(const Plan& plan) {
         if (path_ == MatrixPath::simdgroup) return;
+        const size_t element = switches_.activation_bytes();
+        const NormProject* project = nullptr;
+        const Attend* attend = nullptr;
         for (const Op& op : plan.lists.front()) {
-            const auto* project = std::get_if<NormProject>(&op);
-            if (!project) continue;
+            if (!project) project = std::get_if<NormProject>(&op);
+            if (!attend) attend = std::get_if<Attend>(&op);
+        }
+        if (project) {
             const DeviceMatrix& weights = *weights_->stack_by_format(project->weights).front();
-            path_problem_ =
-                disagreement(path_, weights, *kernels_, *device_, *stream_, switches_.activation_bytes());
-            break;
+            path_problem_ = disagreement(path_, weights, *kernels_, *device_, *stream_, element);
         }
         if (!path_problem_.empty()) path_ = MatrixPath::simdgroup;
+        if (path_ != MatrixPath::tensor_fragments || !attend || !has_tensor_attention(attend->shape)) return;
+        attention_problem_ = attention_disagreement(attend->shape, plan.layouts.front()->kv, *kernels_,
+                                                    *device_, *stream_, element);
+        tensor_attention_ = attention_problem_.empty();
     }
 
     // Rows of the cut whose logits are wanted; those before it were `done`.
@@ -377,14 +422,16 @@ class MetalBackend final : public Backend {
     Buffers buffers_;
     size_t vocabulary_ = 0;
     std::vector<std::unique_ptr<Program>> programs_;
-    std::vector<int64_t> widths_;
-    std::set<Activation> rounded_;
+    std::vector<ActivationUse> uses_;
     std::optional<Activation> hidden_;  // Builder::hidden
     std::unique_ptr<Inputs> inputs_;
     int64_t max_rows_ = 0;
     int64_t block_rows_ = kMostRows;
+    int64_t context_;  // that must fit
+    std::optional<MemoryNeeds> needs_;
     MatrixPath path_ = MatrixPath::simdgroup;
-    std::string path_problem_;  // with a better one
+    bool tensor_attention_ = false;
+    std::string path_problem_, attention_problem_;  // with better ones
     std::unique_ptr<Passes> passes_;
     std::unique_ptr<CommandStream> stream_;  // waits for the GPU before anything above goes away
 };

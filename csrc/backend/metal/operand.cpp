@@ -36,18 +36,18 @@ void Operand::expand(Pass& pass) const {
     if (!expanded_) return;
     const DeviceMatrix& w = *weights_;
     const auto rows = static_cast<uint32_t>(count_ * w.rows);
-    pass.launch(
-        (*expand_)(),
-        {reads(w.codes), reads(w.scales), reads(w.biases), writes(Range(buffers_.expanded, offset_, bytes_)),
-         constant(ExpandShape{rows, w.cols, w.group_shift})},
-        {divided(uint64_t{rows} * w.cols, kGroupWeights)}, {kThreads});
+    pass.launch((*expand_)(),
+                {reads(w.codes), reads(w.scales), reads(w.biases),
+                 writes(elements(buffers_.expanded, offset_, bytes_, 1)),
+                 constant(ExpandShape{rows, w.cols, w.group_shift})},
+                {divided(uint64_t{rows} * w.cols, kGroupWeights)}, {kThreads});
 }
 
 std::array<Argument, 3> Operand::arguments() const {
     const DeviceMatrix& w = *weights_;
     if (!expanded_) return {reads(w.codes), reads(w.scales), reads(w.biases)};
-    return {reads(Range(buffers_.expanded, offset_, bytes_)), unused(buffers_.expanded),
-            unused(buffers_.expanded)};
+    const DeviceBuffer& buffer = *buffers_.expanded.buffer;
+    return {reads(elements(buffers_.expanded, offset_, bytes_, 1)), unused(buffer), unused(buffer)};
 }
 
 }  // namespace lily::metal

@@ -92,7 +92,7 @@ class NormProjectStep final : public Step {
     }
 
     void encode(const Block& block, Pass& pass) const override {
-        const DeviceBuffer& out = buffers_.activations[size_t(out_)];
+        const Placed& out = buffers_.activations[size_t(out_)];
         products_.encode_norm(block.rows, pass);
         size_t column = 0;
         for (size_t i = 0; i < products_.weights().size(); ++i) {

@@ -82,6 +82,14 @@ class NormRows {
     OneKernel kernel_;
 };
 
+// Whether there is a kernel; tensor operations come with bf16 activations.
+bool has_tensor_attention(const AttentionShape& shape);
+
+// Why attention of some rows by tensor operations isn't that by simdgroup matrices, or "": it relies on the
+// same layout of registers as tensor fragments. `kv` is that of the model.
+std::string attention_disagreement(const AttentionShape& shape, const KvLayout& kv, KernelSet& kernels,
+                                   Device& device, CommandStream& stream, size_t activation_bytes);
+
 // Why an operation has no step for many rows, or null.
 const char* rows_obstacle(const Op& op);
 

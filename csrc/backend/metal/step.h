@@ -99,7 +99,8 @@ struct Builder {
     KernelSet& kernels;
     Weights& weights;
     const Switches& switches;
-    const MatrixPath& path;  // settled before the first pass
+    const MatrixPath& path;        // settled before the first pass
+    const bool& tensor_attention;  // the same
     Buffers& buffers;
     Sizes& sizes;
     KvLayout kv;
@@ -114,6 +115,10 @@ struct Builder {
 // Elements of `bytes` each, [first, first + count) of a buffer.
 inline Range elements(const DeviceBuffer& buffer, size_t first, size_t count, size_t bytes = 4) {
     return {buffer, first * bytes, count * bytes};
+}
+
+inline Range elements(const Placed& place, size_t first, size_t count, size_t bytes = 4) {
+    return {*place.buffer, place.offset + first * bytes, count * bytes};
 }
 
 // "<what>_<type>_d<head size>", of a kernel on the cache. BackendError if there are none for this layout.

@@ -164,21 +164,25 @@ const Placed* Weights::vector(std::span<const float> values) {
     return &placed;
 }
 
-void Weights::load(Device& device) {
+uint64_t Weights::lay_out(const Device& device) {
     const size_t most = std::min<size_t>(kMostPerBuffer, device.largest_buffer());
-    std::vector<size_t> sizes;
-    std::vector<size_t> buffer_of(pieces_.size());
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-        const size_t bytes = aligned(std::max<size_t>(pieces_[i]->bytes, 1));
-        if (sizes.empty() || sizes.back() + bytes > most) sizes.push_back(0);
-        buffer_of[i] = sizes.size() - 1;
-        pieces_[i]->offset = sizes.back();
-        sizes.back() += bytes;
+    for (Placed* piece : pieces_) {
+        const size_t bytes = aligned(std::max<size_t>(piece->bytes, 1));
+        if (sizes_.empty() || sizes_.back() + bytes > most) sizes_.push_back(0);
+        buffer_of_.push_back(sizes_.size() - 1);
+        piece->offset = sizes_.back();
+        sizes_.back() += bytes;
         total_ += bytes;
     }
+    uint64_t on_gpu = 0;
+    for (const size_t bytes : sizes_) on_gpu += Device::whole_pages(bytes);
+    return on_gpu;
+}
+
+void Weights::load(Device& device) {
     device.require(total_, "the weights");
-    for (const size_t bytes : sizes) buffers_.push_back(device.allocate(bytes, "weights"));
-    for (size_t i = 0; i < pieces_.size(); ++i) pieces_[i]->buffer = &buffers_[buffer_of[i]];
+    for (const size_t bytes : sizes_) buffers_.push_back(device.allocate(bytes, "weights"));
+    for (size_t i = 0; i < pieces_.size(); ++i) pieces_[i]->buffer = &buffers_[buffer_of_[i]];
     fill();
     copies_.clear();
     floats_.clear();

@@ -63,8 +63,11 @@ class Weights {
     // Whether a stack of both is possible.
     static bool same_format(const Matrix& a, const Matrix& b);
 
+    // When all is planned: settles where everything will lie, and returns the bytes it takes of the GPU's
+    // memory.
+    uint64_t lay_out(const Device& device);
     // Allocates, after the budget was asked for everything, and reads. MemoryBudgetError says what is
-    // missing.
+    // missing. After lay_out().
     void load(Device& device);
     uint64_t bytes() const { return total_; }
 
@@ -87,6 +90,8 @@ class Weights {
     std::map<std::vector<const std::byte*>, const DeviceMatrix*> stacks_;  // by their data
     std::vector<Placed*> pieces_;
     std::vector<Copy> copies_;
+    std::vector<size_t> sizes_;      // of the buffers
+    std::vector<size_t> buffer_of_;  // of the pieces
     std::deque<DeviceBuffer> buffers_;
     uint64_t total_ = 0;
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ def sampler_of(vocabulary: int, seed: int = 0, **options: Any) -> Any:
     """A native sampler; by default it takes the largest logit."""
     sampling = importlib.import_module("lily_py.sampling")
     return sampling.SamplingOptions(**({"temperature": 0.0} | options)).make_sampler(seed, vocabulary)
+
+
+def with_positions(folder: Path, copy: Path, positions: int) -> Path:
+    """A copy of a tiny checkpoint for a longer context."""
+    shutil.copytree(folder, copy)
+    text = (copy / "config.json").read_text()
+    assert text.count('"max_position_embeddings": 4096') == 1
+    text = text.replace('"max_position_embeddings": 4096', f'"max_position_embeddings": {positions}')
+    (copy / "config.json").write_text(text)
+    return copy
 
 
 def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_support import ids_of, load
+from metal_reference import ROOT
 from oracles.shapes import SHAPES
 
 NAME = "moe"
+WIDE = replace(SHAPES["moe"], layers=2, interval=2, head_dim=128)
 ROWS = (9, 16, 17, 33, 70)
 TENSOR = ("applegpu_g17s", 10)
 
@@ -78,3 +84,56 @@ def test_tensor_kernels_that_do_not_compile_leave_simdgroup_matrices(
     sim.limit_threads(1024, "project_rows_b4_t64")
     assert "prompts by simdgroup matrices; tensor operations failed their test" in model.backend
     np.testing.assert_array_equal(logits(model, 20), expected)
+
+
+def test_attention_that_does_not_compile_leaves_that_of_simdgroup_matrices(
+    machine: Any, tiny: Callable[..., Path], sim: Any
+) -> None:
+    """Products go on by tensor fragments: of the pipelines made at load the eighth is tensor attention."""
+    machine(TENSOR, (26, 2))
+    folder = tiny(WIDE, "mlx-4bit-g64", dtype="bfloat16")
+    whole = load(folder)
+    assert "prompts by tensor fragments)" in whole.backend
+    sim.inject("pipeline", nth=8)
+    model = load(folder)
+    assert "prompts by tensor fragments; attention without them: " in model.backend
+    sim.log_dispatches()
+    found, wanted = (m.forward(m.new_sequence(), ids_of(WIDE.vocab, 40)) for m in (model, whole))
+    assert sum(d.kernel.startswith("attend_rows") for d in sim.dispatches()) == 2
+    np.testing.assert_allclose(found, wanted, atol=0.03 * np.abs(wanted).max())
+
+
+WRONG = """#!/bin/sh
+sed -i 's/score\\[at\\] \\*= scale;/score[at] *= scale * 1.25f;/' "$4"
+exec {python} "$@"
+"""
+DESCRIBE = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from metalsim.simulator import Simulator
+from lily_py.checkpoint import open_checkpoint
+from lily_py.loader import load_model
+Simulator().configure(checks=False, gpu=("applegpu_g17s", 10), macos=(26, 2))
+print(load_model(open_checkpoint(sys.argv[1]), backend="metal").backend)
+"""
+
+
+def test_attention_with_wrong_numbers_leaves_that_of_simdgroup_matrices(
+    metal_lily: ModuleType, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A compiler that gets attention_tensor.metal wrong, in a process of its own."""
+    folder = tiny(WIDE, "mlx-4bit-g64", dtype="bfloat16")
+    compiler = tmp_path / "python"
+    compiler.write_text(WRONG.format(python=sys.executable))
+    compiler.chmod(0o755)
+    package, tools = Path(metal_lily.__file__ or "").parent.parent, ROOT / "tools"
+    backends = [
+        subprocess.run(
+            [sys.executable, "-c", DESCRIBE, str(folder), str(package), str(tools)],
+            env=os.environ | extra, capture_output=True, text=True, check=True,
+        ).stdout
+        for extra in ({}, {"METALSIM_PYTHON": str(compiler)})
+    ]  # fmt: skip
+    assert "prompts by tensor fragments)" in backends[0]
+    assert "prompts by tensor fragments; attention without them: attention is " in backends[1]
+    assert "where simdgroup matrices give" in backends[1]
