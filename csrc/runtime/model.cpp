@@ -28,6 +28,15 @@ ModelOptions checked(const ModelOptions& options) {
     return options;
 }
 
+// Routed and shared experts of unequal width leave numbers of their slots unwritten.
+void clear_padding(const ExpertShape& shape, std::vector<float>& slots) {
+    const int64_t stride = std::max(shape.width, shape.shared_width);
+    for (int64_t slot = 0; slot < shape.slots(); ++slot) {
+        const int64_t width = slot < shape.top_k ? shape.width : shape.shared_width;
+        std::fill(slots.begin() + slot * stride + width, slots.begin() + (slot + 1) * stride, 0.0f);
+    }
+}
+
 }  // namespace
 
 std::vector<std::string> backends() {
@@ -153,15 +162,6 @@ void Model::run_each(std::span<Sequence* const> sequences, std::span<Job> jobs) 
         }
     }
     scheduler_.run(jobs);
-}
-
-// Routed and shared experts of unequal width leave numbers of their slots unwritten.
-static void clear_padding(const ExpertShape& shape, std::vector<float>& slots) {
-    const int64_t stride = std::max(shape.width, shape.shared_width);
-    for (int64_t slot = 0; slot < shape.slots(); ++slot) {
-        const int64_t width = slot < shape.top_k ? shape.width : shape.shared_width;
-        std::fill(slots.begin() + slot * stride + width, slots.begin() + (slot + 1) * stride, 0.0f);
-    }
 }
 
 std::vector<std::pair<std::string, std::vector<float>>> Model::trace(Sequence& sequence, int32_t token) {

@@ -8,7 +8,8 @@ from lily_py.bench.cli import main
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "rows", "concurrent", "conversation", "states", "profile", "ablate", "start"]
+    "command",
+    ["run", "rows", "concurrent", "conversation", "states", "profile", "speculation", "ablate", "start"],
 )
 def test_a_checkpoint_that_is_not_there_is_said_in_one_line(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -61,6 +61,13 @@ def ids_of(vocabulary: int, length: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
 
 
+def fed(model: _core.Model, ids: Ids | Sequence[int]) -> _core.Sequence:
+    """A new sequence of these tokens."""
+    sequence = model.new_sequence()
+    model.forward(sequence, np.array(ids, np.int32))
+    return sequence
+
+
 def feed(model: _core.Model, sequence: _core.Sequence, ids: Ids) -> NDArray[np.float32]:
     """The logits [T, vocab] after each token."""
     logits = model.forward(sequence, np.ascontiguousarray(ids, np.int32), all=True)

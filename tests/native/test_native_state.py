@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from native_support import FLOATS_ONLY, Ids, Tiny, feed, ids_of, model_of, run, state_bytes
+from native_support import FLOATS_ONLY, Ids, Tiny, fed, feed, ids_of, model_of, run, state_bytes
 from oracles.result import Result
 from oracles.shapes import SHAPES
 
@@ -28,12 +28,6 @@ ATTENTION = [SHAPE.is_attention(layer) for layer in range(SHAPE.layers)]
 @pytest.fixture
 def model(tiny: Tiny) -> _core.Model:
     return model_of(tiny(NAME, "mlx-4bit-g64"), kv_dtype="bfloat16")
-
-
-def fed(model: _core.Model, ids: Ids) -> _core.Sequence:
-    sequence = model.new_sequence()
-    model.forward(sequence, ids)
-    return sequence
 
 
 def assert_same_future(model: _core.Model, first: _core.Sequence, second: _core.Sequence) -> None:

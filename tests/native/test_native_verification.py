@@ -14,6 +14,7 @@ from native_support import (
     INSTRUCTION_SETS,
     Ids,
     Tiny,
+    fed,
     feed,
     ids_of,
     model_of,
@@ -33,12 +34,6 @@ ATTENTION = [SHAPE.is_attention(layer) for layer in range(SHAPE.layers)]
 @pytest.fixture
 def model(tiny: Tiny) -> _core.Model:
     return model_of(tiny(NAME, "mlx-4bit-g64"), kv_dtype="bfloat16")
-
-
-def fed(model: _core.Model, ids: Ids | Sequence[int]) -> _core.Sequence:
-    sequence = model.new_sequence()
-    model.forward(sequence, np.array(ids, np.int32))
-    return sequence
 
 
 def greedy() -> _core.Sampler:

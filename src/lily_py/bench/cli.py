@@ -14,6 +14,7 @@ from lily_py.bench.ablate import ABLATIONS, run_ablations
 from lily_py.bench.ablate_metal import METAL_ABLATIONS, cost_table, count_ablations
 from lily_py.bench.argument_types import names, numbers, positive, settings
 from lily_py.bench.chips import CHIPS, find_chip
+from lily_py.bench.commands import COMMANDS, Command
 from lily_py.bench.concurrency import REQUEST_COUNTS, measure_concurrency
 from lily_py.bench.estimate import PUBLISHED, PUBLISHED_SHAPE, estimate_report
 from lily_py.bench.gguf_export import GGUF_TYPES, export_gguf
@@ -25,7 +26,6 @@ from lily_py.bench.rows import ROW_COUNTS, measure_rows
 from lily_py.bench.run import PEERS, RunOptions, run_comparison
 from lily_py.bench.shapes import SHAPES, find_shape
 from lily_py.bench.start import measure_start
-from lily_py.bench.state_commands import COMMANDS, Command
 from lily_py.bench.synthetic import make_checkpoint
 from lily_py.bench.workload import Workload
 from lily_py.checkpoint import open_checkpoint

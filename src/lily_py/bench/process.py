@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lily_py.checkpoint import open_checkpoint
 from lily_py.errors import LilyError
 
 
@@ -88,6 +89,20 @@ def run_worker(module: str, request: Mapping[str, Any], *, priority: bool = Fals
         priority=priority,
     )
     return json.loads(finished.output.strip().splitlines()[-1]), finished
+
+
+def run_checkpoint_worker(
+    module: str, checkpoint: str, request: Mapping[str, Any], *, priority: bool = False
+) -> Any:
+    """Run a worker that opens a checkpoint, asked for under "checkpoint", and return its answer.
+
+    Raises:
+        CheckpointError: the checkpoint can't be opened; said before a worker is started.
+        ArmError: the process failed.
+    """
+    open_checkpoint(checkpoint)
+    answer, _ = run_worker(module, {"checkpoint": checkpoint, **request}, priority=priority)
+    return answer
 
 
 def _prefer(pid: int) -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lily_py.bench.process import run_worker
-from lily_py.checkpoint import open_checkpoint
+from lily_py.bench.process import run_checkpoint_worker
 
 CONTEXTS = (128, 2048)
 
@@ -83,14 +82,14 @@ def measure_profile(
         CheckpointError: the checkpoint can't be opened.
         ArmError: the process failed.
     """
-    open_checkpoint(checkpoint_path)  # what is wrong with it is said here
     request = {
-        "checkpoint": checkpoint_path,
         "contexts": list(contexts),
         "decode": decode,
         "threads": threads,
     }
-    values, _ = run_worker("lily_py.bench.profile_worker", request, priority=priority)
+    values = run_checkpoint_worker(
+        "lily_py.bench.profile_worker", checkpoint_path, request, priority=priority
+    )
     return ProfileResult.from_json({"checkpoint": Path(checkpoint_path).name, "threads": threads, **values})
 
 

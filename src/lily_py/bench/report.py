@@ -8,6 +8,12 @@ from pathlib import Path
 
 from lily_py.bench import tables
 from lily_py.bench.ablate import AblateResult
+from lily_py.bench.commands import (
+    conversation_table,
+    profile_tables,
+    speculation_table,
+    states_table,
+)
 from lily_py.bench.concurrency import ConcurrencyResult
 from lily_py.bench.conversation import ConversationResult, describe_conversation
 from lily_py.bench.plot import plot_run
@@ -18,12 +24,6 @@ from lily_py.bench.rows import RowsResult
 from lily_py.bench.run import RunResult
 from lily_py.bench.speculation import SpeculationResult
 from lily_py.bench.start import StartResult
-from lily_py.bench.state_commands import (
-    conversation_table,
-    profile_tables,
-    speculation_table,
-    states_table,
-)
 from lily_py.bench.states import StatesResult, describe_states
 from lily_py.bench.workload import short
 

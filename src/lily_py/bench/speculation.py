@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lily_py.bench.process import run_worker
+from lily_py.bench.process import run_checkpoint_worker
 from lily_py.bench.workload import Spread
 
 TEXTS = {
@@ -85,16 +85,18 @@ def measure_speculation(
     So weights may be synthetic: which drafts are right is the text's matter.
 
     Raises:
+        CheckpointError: the checkpoint can't be opened.
         ArmError: the process failed.
     """
     request = {
-        "checkpoint": checkpoint_path,
         "context": context,
         "decode": decode,
         "threads": threads,
         "repeats": repeats,
     }
-    values, _ = run_worker("lily_py.bench.speculation_worker", request, priority=priority)
+    values = run_checkpoint_worker(
+        "lily_py.bench.speculation_worker", checkpoint_path, request, priority=priority
+    )
     result = SpeculationResult(Path(checkpoint_path).name, context, decode, threads)
     for name, found in values.items():
         plain, speculative = found["plain"], found["speculative"]

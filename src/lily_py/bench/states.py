@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lily_py.bench.process import run_worker
+from lily_py.bench.process import run_checkpoint_worker
 from lily_py.bench.workload import Spread
-from lily_py.checkpoint import open_checkpoint
 from lily_py.memory import format_size
 
 CONTEXTS = (128, 2048)
@@ -64,14 +63,12 @@ def measure_states(
         CheckpointError: the checkpoint can't be opened.
         ArmError: the process failed.
     """
-    open_checkpoint(checkpoint_path)  # what is wrong with it is said here
     request = {
-        "checkpoint": checkpoint_path,
         "contexts": list(contexts),
         "threads": threads,
         "repeats": repeats,
     }
-    values, _ = run_worker("lily_py.bench.states_worker", request, priority=priority)
+    values = run_checkpoint_worker("lily_py.bench.states_worker", checkpoint_path, request, priority=priority)
     result = StatesResult(
         Path(checkpoint_path).name, threads, values["snapshot_bytes"], values["token_bytes"]
     )
