@@ -98,11 +98,17 @@ class HeadStep final : public Step {
                  constant(NormShape{weights_->cols, eps_})},
                 {block.rows}, {kNormThreads});
         }
-        if (block.wanted > 0) launch_head(block, pass, block.wanted, *block.sources, weights_->rows, true);
+        const size_t wanted = size_t{block.wanted} * weights_->rows;
+        if (block.wanted > 0) {
+            launch_head(block, pass, block.wanted, *block.sources, weights_->rows,
+                        elements(buffers_.logits, 0, wanted), true);
+        }
         if (!block.chosen) return;
         const Chosen& chosen = *block.chosen;
         const uint32_t vocabulary = std::min(chosen.vocabulary, weights_->rows);
-        launch_head(block, pass, chosen.rows, chosen.sources, vocabulary, chosen.options.has_value());
+        // Behind those that the host will read; a row is wanted or chosen, so that there is room.
+        const Range logits = elements(buffers_.logits, wanted, size_t{chosen.rows} * vocabulary);
+        launch_head(block, pass, chosen.rows, chosen.sources, vocabulary, logits, chosen.options.has_value());
         const uint32_t groups = groups_of(vocabulary, chosen.rows);
         const Range best = elements(buffers_.best, 0, size_t{chosen.rows} * groups * 2);
         if (!chosen.options) {
@@ -112,7 +118,6 @@ class HeadStep final : public Step {
                         {chosen.rows}, {kArgmaxThreads});
             return;
         }
-        const Range logits = elements(buffers_.logits, 0, size_t{chosen.rows} * vocabulary);
         const Range bins = elements(buffers_.bins, 0, chosen.rows * kBinNumbers);
         const SampleShape shape{vocabulary, vocabulary, groups, outputs_.project(chosen.rows), 1};
         const Chosen::Adjusted* adjusted = chosen.adjusted ? &*chosen.adjusted : nullptr;
@@ -149,11 +154,10 @@ class HeadStep final : public Step {
     }
 
     void launch_head(const Block& block, Pass& pass, uint32_t wanted, const Range& sources, uint32_t outputs,
-                     bool write_logits) const {
+                     const Range& logits, bool write_logits) const {
         const DeviceMatrix& w = *weights_;
         const uint32_t groups = groups_of(outputs, wanted);
         const size_t all = size_t{block.rows} * w.cols;
-        const Range logits = elements(buffers_.logits, 0, size_t{wanted} * outputs);
         pass.launch(
             kernels_(wanted),
             {reads(w.codes), reads(w.scales), reads(w.biases),

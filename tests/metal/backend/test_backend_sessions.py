@@ -1,7 +1,8 @@
-"""Tests of `tests/engine` on the Metal backend, simulated: sessions and stored states.
+"""Tests of `tests/engine` on the Metal backend, simulated: sessions, stored states, batches.
 
 The kernels of few rows give a row the same bits in any company, so that with them alone (`matrix_prefill`
-switched off) all of it holds as on the CPU: warm equals cold, bit for bit.
+switched off) all of it holds as on the CPU: warm equals cold, bit for bit. With those of many rows a row's
+bits depend on whether it came in a piece of more than eight, and warm is near cold.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from backend_support import EXACT
+from oracles.result import TOLERANCES
+from oracles.shapes import SHAPES
 
 ENGINE_TESTS = Path(__file__).resolve().parents[2] / "engine"
-MODULES = ("engine_support", "test_session", "test_session_programs")
+MODULES = ("engine_support", "test_session", "test_session_programs", "test_scheduler", "test_persistence")
 FEW_ROWS = {"backend": "metal", "ablate": ("matrix_prefill",)}
 
 
@@ -75,6 +79,20 @@ CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("test_b22_warm_is_cold_for_every_split", {"split": 15}),
         ("test_b22_warm_is_cold_for_every_split", {"split": 64}),
         ("test_b23_truncating_and_regenerating", {}),
+        ("test_the_next_turn_costs_only_what_is_new", {}),
+        ("test_two_conversations_share_their_system_prompt", {}),
+        ("test_a_second_session_with_the_same_content_costs_one_step", {}),
+        ("test_live_sessions_lend_what_the_store_had_no_room_for", {}),
+    ],
+    "test_scheduler": [
+        ("test_each_request_gets_what_it_gets_alone", {}),
+        ("test_b26_rows_of_unequal_length_equal_their_solo_runs", {}),
+        ("test_choices_share_each_pass", {}),
+    ],
+    "test_persistence": [
+        ("test_what_is_loaded_needs_no_computation", {}),
+        ("test_saving_does_not_change_the_session", {}),
+        ("test_loading_replaces_what_a_session_held", {}),
     ],
 }
 
@@ -103,9 +121,29 @@ def test_as_on_the_cpu(
     function(**{parameter: at_hand[parameter] for parameter in inspect.signature(function).parameters})
 
 
-def test_random_programs_equal_cold_runs(suite: dict[str, ModuleType], folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "options", "tolerance"),
+    [
+        ("moe_tied", FEW_ROWS, 0.0),
+        ("gdn_ratio3", FEW_ROWS, 0.0),
+        ("moe_tied", {"backend": "metal", **EXACT}, TOLERANCES["logits"]),
+    ],
+    ids=["moe", "dense", "many_rows"],
+)
+def test_random_programs_equal_cold_runs(
+    suite: dict[str, ModuleType],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    shape: str,
+    options: dict[str, Any],
+    tolerance: float,
+) -> None:
+    folder = tiny(SHAPES[shape], "mlx-4bit-g64", dtype="bfloat16")
     load = suite["engine_support"].load
-    with load(folder, snapshot_interval=24) as engine, load(folder, cache_bytes=0) as cold:
+    with (
+        load(folder, snapshot_interval=24, **options) as engine,
+        load(folder, cache_bytes=0, **options) as cold,
+    ):
         suite["test_session_programs"].run_programs(
-            engine, cold, tmp_path / "session", programs=6, steps=25, limit=110
+            engine, cold, tmp_path / "session", programs=6, steps=25, limit=110, tolerance=tolerance
         )
