@@ -87,7 +87,7 @@ def test_readme_commands_run() -> None:
     commands = re.findall(r"^lily ([^#\n]*demo[^#\n]*)", README, re.MULTILINE)
     assert {command.split()[0] for command in commands} == {"generate", "chat", "info", "tokens"}
     for command in commands:
-        run("-m", "lily_py.cli", *shlex.split(command))
+        run("-m", "lily", *shlex.split(command))
 
 
 def test_readme_links_lead_somewhere() -> None:

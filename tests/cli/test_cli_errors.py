@@ -157,7 +157,7 @@ def test_bench_gets_its_arguments_as_they_are(monkeypatch: pytest.MonkeyPatch) -
 def command(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command as a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "lily_py.cli", *arguments],
+        [sys.executable, "-m", "lily", *arguments],
         input=stdin,
         capture_output=True,
         timeout=60,
@@ -178,8 +178,8 @@ def test_an_output_without_a_character_shows_a_question_mark() -> None:
 
 
 def test_module_and_closed_pipe() -> None:
-    """`python -m lily_py.cli` is the command; a reader that has enough isn't an error to complain of."""
-    command = [sys.executable, "-m", "lily_py.cli", "tokens", "demo", "-"]
+    """`python -m lily` is the command; a reader that has enough isn't an error to complain of."""
+    command = [sys.executable, "-m", "lily", "tokens", "demo", "-"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -89,7 +89,7 @@ def lily(*arguments: str, **environment: str) -> Iterator[Screen]:
     keyboard, terminal = pty.openpty()
     variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "lily_py.cli", *arguments],
+        [sys.executable, "-m", "lily", *arguments],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

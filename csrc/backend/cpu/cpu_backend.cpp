@@ -1,10 +1,10 @@
 #include "backend/cpu/cpu_backend.h"
 
 #include <chrono>
-#include <iterator>
 #include <thread>
 #include <utility>
 
+#include "backend/ablation.h"
 #include "base/error.h"
 
 namespace lily::cpu {
@@ -13,7 +13,7 @@ namespace {
 // Best first.
 constexpr const char* kInstructionSets[] = {"avx512vnni", "avxvnni", "avx2", "neon", "generic"};
 
-constexpr std::pair<const char*, bool Switches::*> kSwitches[] = {
+constexpr Technique<Switches> kTechniques[] = {
     {"integer_dot", &Switches::integer_dot},
     {"byte_dot", &Switches::byte_dot},
     {"expanded_panels", &Switches::expanded_panels},
@@ -38,26 +38,12 @@ int choose_threads(int threads) {
 
 }  // namespace
 
-Switches Switches::from(const std::set<std::string>& off) {
-    Switches switches;
-    for (const std::string& name : off) {
-        const auto found = std::find_if(std::begin(kSwitches), std::end(kSwitches),
-                                        [&](const auto& entry) { return name == entry.first; });
-        if (found != std::end(kSwitches)) {
-            switches.*found->second = false;
-        } else if (std::find(std::begin(kInstructionSets), std::end(kInstructionSets), name) ==
-                   std::end(kInstructionSets)) {
-            std::string known;
-            for (const auto& entry : kSwitches) known += std::string(entry.first) + ", ";
-            throw InvalidArgument("ablate: the CPU backend has nothing named '" + name +
-                                  "' to switch off; it has " + known + "avx512vnni, avxvnni, avx2 and neon");
-        }
-    }
-    return switches;
+Switches::Switches(const std::set<std::string>& ablate) {
+    switch_off<Switches>(*this, kTechniques, ablate, "CPU", kInstructionSets);
 }
 
 CpuBackend::CpuBackend(const BackendOptions& options)
-    : switches_(Switches::from(options.ablate)),
+    : switches_(options.ablate),
       kernels_(choose_kernels(options.ablate)),
       attention_kernels_(switches_.attention_vectors ? kernels_ : *find_kernels("generic")),
       pool_(choose_threads(options.threads), switches_.spin),

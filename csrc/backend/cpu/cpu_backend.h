@@ -26,7 +26,7 @@
 
 namespace lily::cpu {
 
-// What can be switched off alone, to measure what it is worth. Only integer_dot changes a bit.
+// What the CPU backend can do without (backend/ablation.h). Only integer_dot changes a bit.
 struct Switches {
     bool integer_dot = true;        // weights are multiplied as integers, not expanded to fp32
     bool byte_dot = true;           // one or two rows meet the codes as bytes
@@ -38,7 +38,7 @@ struct Switches {
     bool spin = true;               // threads wait a moment for the next operation before they sleep
 
     // InvalidArgument for a name that is neither one of these nor an instruction set.
-    static Switches from(const std::set<std::string>& off);
+    explicit Switches(const std::set<std::string>& ablate);
 };
 
 // Inputs of the delta rule: of each layer, [rows, projected].

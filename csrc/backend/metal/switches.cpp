@@ -1,14 +1,11 @@
 #include "backend/metal/switches.h"
 
-#include <algorithm>
-#include <utility>
-
-#include "base/error.h"
+#include "backend/ablation.h"
 
 namespace lily::metal {
 namespace {
 
-constexpr std::pair<const char*, bool Switches::*> kSwitches[] = {
+constexpr Technique<Switches> kTechniques[] = {
     {"row_parallel_products", &Switches::row_parallel_products},
     {"fused_norms", &Switches::fused_norms},
     {"fused_adds", &Switches::fused_adds},
@@ -35,18 +32,7 @@ constexpr std::pair<const char*, bool Switches::*> kSwitches[] = {
 }  // namespace
 
 Switches::Switches(const std::set<std::string>& ablate) {
-    for (const std::string& name : ablate) {
-        const auto* found =
-            std::ranges::find_if(kSwitches, [&](const auto& known) { return name == known.first; });
-        if (found == std::end(kSwitches)) {
-            std::string names;
-            for (const auto& [known, value] : kSwitches)
-                names += (names.empty() ? "" : ", ") + std::string(known);
-            throw InvalidArgument("ablate: the Metal backend has nothing named '" + name +
-                                  "' to switch off; it has " + names);
-        }
-        this->*found->second = false;
-    }
+    switch_off<Switches>(*this, kTechniques, ablate, "Metal");
 }
 
 uint32_t Switches::splits(int64_t length) const {

@@ -1,4 +1,4 @@
-// What can be switched off alone, the rest unchanged: `Engine.load(..., ablate={"gqa_packing"})`.
+// What the Metal backend can do without (backend/ablation.h).
 #pragma once
 
 #include <cstddef>
