@@ -33,16 +33,16 @@ def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
     loaded_simulator.configure(checks=False)
 
 
-def narrow(name: str) -> Shape:
+def narrow(name: str, heads: int = 2) -> Shape:
     """One layer of each kind, and no wider than what the shape is about: the simulator is slow.
 
-    Two query heads share keys and values, unless the shape is about their number.
+    `heads` query heads share keys and values, unless the shape is about their number.
     """
     shape = SHAPES[name]
     ratio = shape.value_heads // shape.key_heads
     key_heads = 2 if ratio % 2 else 1  # keeps the value width a multiple of 64
     sizes = {"layers": 2, "interval": 2, "key_heads": key_heads, "value_heads": ratio * key_heads}
-    sizes |= {"heads": shape.heads // shape.kv_heads if "kv" in name else 2, "kv_heads": 1}
+    sizes |= {"heads": shape.heads // shape.kv_heads if "kv" in name else heads, "kv_heads": 1}
     if "odd" in name:
         sizes |= {"hidden": shape.hidden // 2, "dense_width": 192}
     else:
@@ -81,6 +81,14 @@ def test_prompts_as_shipped(metal_lily: ModuleType, tiny: Tiny, name: str) -> No
     compare(metal_lily, folder, lengths, False, lambda wanted: SHIPPED * float(np.abs(wanted).max()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_five_thousand_tokens(metal_lily: ModuleType, tiny: Tiny, name: str) -> None:
+    """Two whole blocks and a part of one, then steps that read a cache of 79 pages."""
+    folder = tiny(narrow(name, heads=1), "mlx-4bit-g64", dtype="bfloat16")
+    compare(metal_lily, folder, (5000,), True, lambda _: TOLERANCES["logits"])
+
+
 def outcome(folder: Path, shape: Shape, ids: Any, chunk: int, **options: Any) -> tuple[Any, list[bytes]]:
     """Logits [tokens, vocab] of a prompt in chunks, and every number of the state behind it."""
     model = load(folder, chunk=chunk, **options)
@@ -90,19 +98,60 @@ def outcome(folder: Path, shape: Shape, ids: Any, chunk: int, **options: Any) ->
     return logits, state_bytes(sequence, shape.layers - attention, attention)
 
 
+OTHERWISE = {"exact": EXACT, "blocks": {"ablate": ("register_scan",)}}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"ablate": ("register_scan",)}, EXACT], ids=["shipped", "blocks", "exact"]
+    ("name", "options"),
+    [pytest.param(name, {}, id=f"{name}-shipped") for name in SHAPES]
+    + [
+        pytest.param(name, options, id=f"{name}-{label}")
+        for label, options in OTHERWISE.items()
+        for name in ("moe", "gdn_ratio3", "family_heads")
+    ],
 )
-@pytest.mark.parametrize("name", ["moe", "gdn_ratio3", "family_heads"])
 def test_chunks_of_many_rows_give_the_same_bits(tiny: Tiny, name: str, options: dict[str, Any]) -> None:
     """No chunk has fewer than nine rows, so that the same kernels run; all logits and the state are equal."""
-    shape = narrow(name)
+    shape = narrow(name, heads=1)
     folder = tiny(shape, "mlx-4bit-g64", dtype="bfloat16")
-    ids = ids_of(shape.vocab, 300)
+    ids = ids_of(shape.vocab, 1000)
     whole, *others = (outcome(folder, shape, ids, chunk, **options) for chunk in reversed(CHUNKS))
     for other in others:
         np.testing.assert_array_equal(other[0], whole[0])
         assert other[1] == whole[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("moe", EXACT), ("gdn_ratio3", {}), ("family_heads", {})],
+    ids=["moe-exact", "gdn_ratio3-shipped", "family_heads-shipped"],
+)
+def test_five_thousand_tokens_in_chunks(tiny: Tiny, name: str, options: dict[str, Any]) -> None:
+    """256 and 4,096 leave a last chunk of many rows: the same bits.
+
+    64 leaves one of eight rows, which have the kernels that don't round weights: the same keys and values
+    before them, logits near those of the others.
+    """
+    shape = narrow(name, heads=1)
+    folder = tiny(shape, "mlx-4bit-g64", dtype="bfloat16")
+    ids = ids_of(shape.vocab, 5000)
+    found = []
+    for chunk in CHUNKS:
+        model = load(folder, chunk=chunk, **options)
+        sequence = model.new_sequence()
+        logits = model.forward(sequence, ids)
+        found.append((logits, sequence.recurrent_state(0), *sequence.keys_values(0)))
+    few, middle, whole = found
+    for a, b in zip(middle, whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+    before = 5000 // 64 * 64
+    for a, b in zip(few[2:], whole[2:], strict=True):
+        assert a.shape[0] == 5000
+        np.testing.assert_array_equal(a[:before], b[:before])
+        assert not np.array_equal(a[before:], b[before:])
+    limit = TOLERANCES["logits"] if options else SHIPPED * float(np.abs(whole[0]).max())
+    np.testing.assert_allclose(few[0], whole[0], rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("name", ["moe", "gdn_ratio3", "family_heads"])
@@ -117,3 +166,21 @@ def test_a_chunk_of_few_rows_differs_by_rounding(tiny: Tiny, name: str) -> None:
         limit = bound or SHIPPED * float(np.abs(whole).max())
         np.testing.assert_allclose(few[256], whole[256], rtol=0, atol=limit)
         assert not np.array_equal(few[256], whole[256])
+
+
+@pytest.mark.parametrize("name", ["moe", "gdn_ratio3", "family_heads"])
+def test_prompts_have_no_fault_and_no_schedule_shows(sim: Any, tiny: Tiny, name: str) -> None:
+    """Under the checker: chunks of many rows, a last one of one row, a second prompt behind it, a step; three
+    seeds.
+    """
+    sim.configure(checks=True)
+    shape = narrow(name)
+    model = load(tiny(shape, "mlx-4bit-g64", dtype="bfloat16"), chunk=32)
+    results = []
+    for seed in (0, 1, 2):
+        sim.configure(seed=seed)
+        sequence = model.new_sequence()
+        logits = [model.forward(sequence, ids_of(shape.vocab, length, seed=length)) for length in (65, 9, 1)]
+        results.append((b"".join(each.tobytes() for each in logits), state_bytes(sequence, 1, 1)))
+    assert sim.diagnostics() == []
+    assert results[0] == results[1] == results[2]
