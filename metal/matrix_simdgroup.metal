@@ -9,6 +9,9 @@
 //                   decode choose alike; row stride out_stride from its binding offset on.
 // experts_up_rows   out[entry, n] = silu(gate_e x) (up_e x) for the blocks of routing.metal: rows are
 //                   gathered through `entries`, the results lie in the order of the entries.
+// experts_project_rows
+//                   out[entry, n] = W_e x, the same rows and order: gate, or up, where their formats differ.
+//                   swiglu of unfused_project.metal follows.
 // experts_down_rows out[entries[entry], n] = down_e act[entry]: by row and slot again, for combine_rows.
 // combine_rows      residual[m, n] += sum over slots of weight_slot down[m, slot, n], slots ascending.
 //                   Launch: (ceil(hidden / 1024), rows) threadgroups of 256 threads, four columns a thread.
@@ -27,6 +30,9 @@
 #include "common/fragments.h"
 #include "common/row_shapes.h"
 #include "common/weight_tiles.h"
+
+// What experts_rows makes of a product: its rows as they are, SwiGLU of its halves, or rows at other places.
+enum class Result { store, gate, scatter };
 
 constant constexpr const uint kThreads = 128u;
 constant constexpr const uint kHalf = 32u;  // columns of the first half of a tile
@@ -349,8 +355,9 @@ template <Format F>
     }
 }
 
-template <Format F, int ROWS>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_up_rows(
+// experts_up_rows (gate), experts_project_rows (store) and experts_down_rows (scatter).
+template <Format F, int ROWS, Result RESULT>
+[[kernel, max_total_threads_per_threadgroup(128)]] void experts_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
     device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
     device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
@@ -365,82 +372,52 @@ template <Format F, int ROWS>
     threadgroup vec<Activation, 4> weight_vectors[kWeights];
     threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
     threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
+    constexpr bool kGate = RESULT == Result::gate;
+    constexpr bool kUp = RESULT != Result::scatter;
     const uint4 block = blocks[group.y];
     const bool is_shared = block.x == shape.experts;
     const uint width = is_shared ? shape.shared_width : shape.width;
-    const uint first = group.x * kHalf;
-    if (!takes_block(block, shape) || first >= width) return;
+    const uint outputs = kUp ? width : shape.hidden;
+    const uint cols = kUp ? shape.hidden : width;
+    const uint first = group.x * kHalf * (kGate ? 1u : 2u);
+    if (!takes_block(block, shape) || first >= outputs) return;
     const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
-    const ulong skipped = is_shared ? 0ul : ulong(block.x) * ulong(2u * width);
+    const ulong skipped = is_shared ? 0ul : ulong(block.x) * ulong(kGate ? 2u * width : outputs);
     device const uint* w =
-        (is_shared ? shared_codes : codes) + skipped * ulong(shape.hidden / kChunk * chunk_words(F));
-    const ulong skipped_groups = skipped * ulong(shape.hidden >> group_shift);
+        (is_shared ? shared_codes : codes) + skipped * ulong(cols / kChunk * chunk_words(F));
+    const ulong skipped_groups = skipped * ulong(cols >> group_shift);
     device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
     device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
     uint sources[copies<Activation, ROWS, 2>()];
 #pragma clang loop unroll(full)
     for (int i = 0; i < copies<Activation, ROWS, 2>(); ++i) {
-        const uint row = min(copied_row<Activation, 2>(index, i), block.z - 1u);
-        sources[i] = entries[block.y + row] / shape.slots * shape.hidden;
+        const uint at = block.y + min(copied_row<Activation, 2>(index, i), block.z - 1u);
+        sources[i] = kUp ? entries[at] / shape.slots * shape.hidden : at * shape.stride;
     }
+    const uint weight_row = kGate ? gate_up_row(first, index, outputs)
+                                  : min(first + expanded_row<Activation, 2>(index), outputs - 1u);
     Fragment acc[ROWS / 4];
-    multiply_rows<F, ROWS, 2, false, Activation, Activation>(
-        w, s, b, gate_up_row(first, index, width), shape.hidden, group_shift, input,
-        (device const float*)nullptr, sources, block.z, rows, weights, index, simdgroup, lane, acc);
-    store_gated<ROWS>(acc, first, width, block.z, out + block.y * shape.stride, shape.stride, simdgroup,
-                      lane);
-}
-
-template <Format F, int ROWS>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_down_rows(
-    device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
-    device const Scale* biases [[buffer(2)]], device const uint* shared_codes [[buffer(3)]],
-    device const Scale* shared_scales [[buffer(4)]], device const Scale* shared_biases [[buffer(5)]],
-    device const Activation* input [[buffer(6)]], device const uint* entries [[buffer(7)]],
-    device const uint4* blocks [[buffer(8)]], device Activation* out [[buffer(9)]],
-    constant ExpertRowsShape& shape [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
-    uint index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-    constexpr uint kInput = input_elements<Activation, ROWS, 2>() / 4u;
-    constexpr uint kWeights = weight_elements<Activation, 2>() / 4u;
-    threadgroup vec<Activation, 4> row_vectors[kInput];
-    threadgroup vec<Activation, 4> weight_vectors[kWeights];
-    threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
-    threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
-    const uint4 block = blocks[group.y];
-    if (!takes_block(block, shape)) return;
-    const bool is_shared = block.x == shape.experts;
-    const uint width = is_shared ? shape.shared_width : shape.width;
-    const uint first = group.x * 2u * kHalf;
-    const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
-    const ulong skipped = is_shared ? 0ul : ulong(block.x) * ulong(shape.hidden);
-    device const uint* w =
-        (is_shared ? shared_codes : codes) + skipped * ulong(width / kChunk * chunk_words(F));
-    const ulong skipped_groups = skipped * ulong(width >> group_shift);
-    device const Scale* s = (is_shared ? shared_scales : scales) + skipped_groups;
-    device const Scale* b = (is_shared ? shared_biases : biases) + skipped_groups;
-    uint sources[copies<Activation, ROWS, 2>()];
-#pragma clang loop unroll(full)
-    for (int i = 0; i < copies<Activation, ROWS, 2>(); ++i) {
-        const uint row = min(copied_row<Activation, 2>(index, i), block.z - 1u);
-        sources[i] = (block.y + row) * shape.stride;
-    }
-    const uint weight_row = min(first + expanded_row<Activation, 2>(index), shape.hidden - 1u);
-    Fragment acc[ROWS / 4];
-    multiply_rows<F, ROWS, 2, false, Activation, Activation>(w, s, b, weight_row, width, group_shift, input,
+    multiply_rows<F, ROWS, 2, false, Activation, Activation>(w, s, b, weight_row, cols, group_shift, input,
                                                              (device const float*)nullptr, sources, block.z,
                                                              rows, weights, index, simdgroup, lane, acc);
+    if (kGate) {
+        store_gated<ROWS>(acc, first, outputs, block.z, out + block.y * shape.stride, shape.stride, simdgroup,
+                          lane);
+        return;
+    }
 #pragma clang loop unroll(full)
     for (int i = 0; i < ROWS / 8; ++i) {
         const uint m = 8u * uint(i) + fragment_row(lane);
-        const uint target_row = entries[block.y + min(m, block.z - 1u)];
+        const uint entry = block.y + min(m, block.z - 1u);
+        const ulong base =
+            kUp ? ulong(entry) * ulong(shape.stride) : ulong(entries[entry]) * ulong(shape.hidden);
 #pragma clang loop unroll(full)
         for (int h = 0; h < 2; ++h) {
             const float2 y = fragment_values(acc[2 * i + h]);
             const uint n = first + kHalf * uint(h) + 8u * simdgroup + fragment_column(lane);
-            device Activation* target = out + ulong(target_row) * ulong(shape.hidden) + n;
-            if (m < block.z && n < shape.hidden) target[0] = Activation(y.x);
-            if (m < block.z && n + 1u < shape.hidden) target[1] = Activation(y.y);
+            device Activation* target = out + base + n;
+            if (m < block.z && n < outputs) target[0] = Activation(y.x);
+            if (m < block.z && n + 1u < outputs) target[1] = Activation(y.y);
         }
     }
 }
@@ -473,12 +450,17 @@ template <Format F, int ROWS>
 #define LILY_PAIRS(name, format, rows)                              \
     template [[host_name(#name "_" #format "_t" #rows)]] [[kernel]] \
     decltype(name<Format::format, rows>) name<Format::format, rows>;
+#define LILY_EXPERTS(name, format, rows, result)                                    \
+    template [[host_name("experts_" #name "_rows_" #format "_t" #rows)]] [[kernel]] \
+    decltype(experts_rows<Format::format, rows, Result::result>)                    \
+        experts_rows<Format::format, rows, Result::result>;
 #define LILY_TILES(format, rows, halves)              \
     LILY_ROWS(project_rows, format, rows, halves)     \
     LILY_ROWS(project_add_rows, format, rows, halves) \
     LILY_PAIRS(gate_up_rows, format, rows)            \
-    LILY_PAIRS(experts_up_rows, format, rows)         \
-    LILY_PAIRS(experts_down_rows, format, rows)
+    LILY_EXPERTS(up, format, rows, gate)              \
+    LILY_EXPERTS(project, format, rows, store)        \
+    LILY_EXPERTS(down, format, rows, scatter)
 #define LILY_ROUTE(format)                                   \
     template [[host_name("route_rows_" #format)]] [[kernel]] \
     decltype(route_rows<Format::format>) route_rows<Format::format>;

@@ -1,7 +1,8 @@
 // Products of weight matrices with many rows by tensor operations (Metal 4): the matrix path of M5.
 //
-// project_rows, project_add_rows, gate_up_rows, experts_up_rows, experts_down_rows: formulas, bindings and
-// structures of matrix_simdgroup.metal. Its norm_rows, route_rows and combine_rows serve both.
+// project_rows, project_add_rows, gate_up_rows, experts_up_rows, experts_project_rows, experts_down_rows:
+// formulas, bindings and structures of matrix_simdgroup.metal. Its norm_rows, route_rows and combine_rows
+// serve both.
 // A tile is T rows (kernels _t16, _t32, _t64) times 128 columns, 64 where T is 16; half of them gate and half
 // up.
 // Launch: (ceil(N / columns), ceil(rows / T)) threadgroups of 128 threads, 64 where T is 16; columns are 64
@@ -326,7 +327,7 @@ template <Format F, int ROWS>
                                      shape, rows, weights, group, index, simdgroup, lane);
 }
 
-// experts_up_rows (gate) and experts_down_rows (scatter).
+// experts_up_rows (gate), experts_project_rows (store) and experts_down_rows (scatter).
 template <Format F, int ROWS, Result RESULT>
 [[kernel, max_total_threads_per_threadgroup(128)]] void experts_rows(
     device const uint* codes [[buffer(0)]], device const Scale* scales [[buffer(1)]],
@@ -343,7 +344,7 @@ template <Format F, int ROWS, Result RESULT>
     threadgroup vec<Activation, 4> weight_vectors[kWeights];
     threadgroup Activation* rows = (threadgroup Activation*)row_vectors;
     threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
-    constexpr bool kUp = RESULT == Result::gate;
+    constexpr bool kUp = RESULT != Result::scatter;
     const uint4 block = blocks[group.y];
     const bool is_shared = block.x == shape.experts;
     const uint width = is_shared ? shape.shared_width : shape.width;
@@ -352,7 +353,8 @@ template <Format F, int ROWS, Result RESULT>
     const WeightRows weight_rows = rows_of_tile<ROWS, RESULT>(group.x, outputs);
     if (!takes_block(block, shape) || weight_rows.first >= outputs) return;
     const uint group_shift = is_shared ? shape.shared_group_shift : shape.group_shift;
-    const ulong skipped = is_shared ? 0ul : ulong(block.x) * ulong(kUp ? 2u * width : shape.hidden);
+    const ulong skipped =
+        is_shared ? 0ul : ulong(block.x) * ulong(RESULT == Result::gate ? 2u * width : outputs);
     device const uint* w =
         (is_shared ? shared_codes : codes) + skipped * ulong(cols / kChunk * chunk_words(F));
     const ulong skipped_groups = skipped * ulong(cols >> group_shift);
@@ -385,6 +387,7 @@ template <Format F, int ROWS, Result RESULT>
     LILY_TENSOR(project_rows, format, rows, project_rows, store)              \
     LILY_TENSOR(gate_up_rows, format, rows, project_rows, gate)               \
     LILY_TENSOR(experts_up_rows, format, rows, experts_rows, gate)            \
+    LILY_TENSOR(experts_project_rows, format, rows, experts_rows, store)      \
     LILY_TENSOR(experts_down_rows, format, rows, experts_rows, scatter)       \
     template [[host_name("project_add_rows_" #format "_t" #rows)]] [[kernel]] \
     decltype(project_add_rows<Format::format, rows>) project_add_rows<Format::format, rows>;

@@ -1,19 +1,14 @@
-// The pieces that project.metal does in one launch, each as its own, for comparison.
+// The pieces that project.metal does in one launch, each as its own: for comparison, and where the formats of
+// weights allow no other. The norm before them is norm_rows of matrix_simdgroup.metal.
 //
-// norm_activations  out[m] = x_m / sqrt(mean(x_m^2) + eps) * gain. Launch: rows threadgroups of 256 threads.
-// project           out[m, n] = W x_m, for activations. project_float: the same with fp32 outputs (the
-// router).
+// project           out[m, n] = W x_m, for activations. project_float: the same with fp32 outputs (router).
 //                   Launch: ceil(N / 32) threadgroups of 256 threads.
 // swiglu            out[row, slot, i] = silu(gate[row, slot, i]) * up[row, slot, i]; a slot is an expert, and
-//                   one in a dense layer. Launch: (ceil(width / 256), slots, rows) threadgroups of 256 threads.
+//                   one in a dense layer; of many rows too, whose gate and up differ in format.
+//                   Launch: (ceil(width / 256), slots, rows) threadgroups of 256 threads.
 // add_rows          residual[i] += x[i]. Launch: one thread for each of `count`, any threadgroups.
 // Bound: reading W once; for the others reading their rows, and a launch each.
 #include "common/few_rows.h"
-
-struct NormShape {
-    uint cols;
-    float eps;
-};
 
 struct ProductShape {
     uint rows;         // valid rows, at most M
@@ -22,25 +17,6 @@ struct ProductShape {
     uint out_stride;   // of `out`, in elements
     uint group_shift;  // log2 of the quantisation group
 };
-
-[[kernel]] void norm_activations(device const float* input [[buffer(0)]],
-                                 device const float* gain [[buffer(1)]], device Activation* out [[buffer(2)]],
-                                 constant NormShape& shape [[buffer(3)]],
-                                 uint row [[threadgroup_position_in_grid]],
-                                 uint index [[thread_index_in_threadgroup]],
-                                 uint threads [[threads_per_threadgroup]],
-                                 uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                 uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float partial[32];
-    device const float* x = input + row * shape.cols;
-    float squares[1] = {0.0f};
-    for (uint k = index; k < shape.cols; k += threads) squares[0] = fma(x[k], x[k], squares[0]);
-    float inverse[1];
-    inverse_rms<1>(squares, float(shape.cols), shape.eps, simdgroup, threads / 32u, lane, partial, inverse);
-    for (uint k = index; k < shape.cols; k += threads) {
-        out[row * shape.cols + k] = Activation(x[k] * inverse[0] * gain[k]);
-    }
-}
 
 struct GateShape {
     uint width;        // of a slot

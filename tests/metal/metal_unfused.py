@@ -21,12 +21,14 @@ class UnfusedModel(MetalModel):
         self.stride = max(self.width, self.shared)
         self.raw = self._floats(rows, self.model.value_heads * self.model.value_dim)
         self.product = self._floats(rows, h)
+        self.inverses = self._floats(rows, 1)
         self.gate, self.up_rows = (self._floats(rows, self.slots * self.stride) for _ in range(2))
         self.slot_rows = self._floats(rows, self.slots * h)
 
     def _norm_rows(self, launch: Step, norm: Buffer, rows: int) -> None:
-        arguments = {0: self.residual, 1: norm, 2: self.normed, 3: structure(self.model.hidden, EPS)}
-        launch("unfused_project", "norm_activations", arguments, rows, 256)
+        shape = structure(rows, self.model.hidden, 0, 0, 0, EPS)
+        arguments = {0: self.residual, 1: norm, 2: self.normed, 3: self.inverses, 4: shape}
+        launch("matrix_simdgroup", "norm_rows", arguments, rows, 256)
 
     def _product(
         self, launch: Step, w: Packed, x: Buffer, out: Buffer, rows: int, stride: int, kind: str = "project"

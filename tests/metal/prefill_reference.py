@@ -52,9 +52,40 @@ def expanded(weights: Weights, dtype: Any) -> npt.NDArray[np.float64]:
     return np.asarray(weights.dense.astype(np.float32).astype(dtype).astype(np.float64))
 
 
+def stacked(gate: Weights, up: Weights, experts: int = 1) -> Weights:
+    """One stack of two matrices of one format, gate above up for each expert."""
+
+    def both(first: Array, second: Array) -> Array:
+        parts = (part.reshape(experts, -1, part.shape[-1]) for part in (first, second))
+        return np.concatenate(list(parts), axis=1).reshape(-1, first.shape[-1])
+
+    pairs = ((getattr(gate, name), getattr(up, name)) for name in ("codes", "scales", "biases", "dense"))
+    return Weights(gate.format, gate.group, *(both(*pair) for pair in pairs))
+
+
 def rows_shape(rows: int, w: Weights, outputs: int, stride: int) -> bytes:
     """RowsShape of matrix_simdgroup.metal."""
     return structure(rows, w.dense.shape[1], outputs, stride, w.group_shift, EPS)
+
+
+def swiglu(
+    sim: Any, kernels: Any, activation: str, gate: Array, up: Array, before: Array, width: int
+) -> Array:
+    """`before` [rows, slots, stride] after swiglu of the first `width` columns of gate and up."""
+    rows, slots, stride = before.shape
+    out = sim.buffer(before, "out")
+    arguments = {0: sim.buffer(gate, "gate"), 1: sim.buffer(up, "up"), 2: out}
+    with sim.encoder() as encoder:
+        launched(
+            encoder,
+            library=kernels("ablation/unfused_project", activation),
+            kernel="swiglu",
+            arguments=arguments | {3: structure(width, stride, slots * stride)},
+            groups=(-(-width // 256), slots, rows),
+            group=256,
+        )
+    assert sim.diagnostics() == []
+    return np.asarray(out.array(before.dtype, before.shape).copy())
 
 
 def project(

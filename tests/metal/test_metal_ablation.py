@@ -152,7 +152,8 @@ def test_a_projection_alone(sim: Any, kernels: Any, rng: Any, kind: str, rows: i
 def unfused(sim: Any, kernels: Any, folder: Any) -> UnfusedModel:
     names = ("unfused_project", "unfused_attention", "unfused_experts", "raw_delta_rule", "strided_attention")
     libraries = {name: kernels(f"ablation/{name}", "float") for name in names}
-    return UnfusedModel(sim, libraries | {"head": kernels("head", "float")}, folder)
+    libraries |= {name: kernels(name, "float") for name in ("head", "matrix_simdgroup")}
+    return UnfusedModel(sim, libraries, folder)
 
 
 def test_unfused_launches_give_the_logits_of_the_model(sim: Any, kernels: Any, tiny: Any) -> None:

@@ -18,7 +18,7 @@ from metal_reference import (
     silu,
     structure,
 )
-from prefill_reference import PATH_TILES, PATHS, expanded, project, rows_shape
+from prefill_reference import PATH_TILES, PATHS, expanded, project, rows_shape, stacked, swiglu
 
 SHAPES = [(33, 32), (64, 96), (70, 160)]  # outputs, columns
 
@@ -99,6 +99,30 @@ def test_gate_and_up_meet_in_one_launch(
     sizes = np.split(np.abs(wide) @ np.abs(matrix.T), 2, axis=1)
     magnitude = (np.abs(gate) + sizes[0]) * (np.abs(up) + sizes[1])
     assert_near(found, silu(gate) * up, magnitude, stored)
+
+
+@pytest.mark.parametrize(("name", "tile"), PATH_TILES)
+def test_gate_and_up_of_different_formats_meet_after_their_products(
+    sim: Any, kernels: Any, rng: Any, name: str, tile: int
+) -> None:
+    """Rows and columns beyond a tile; with fp32 activations the bytes are those of gate_up_rows."""
+    width, cols, rows = 41, 96, tile + 1
+    for activation, formats in (("bfloat", (4, 8)), ("float", (4, 4))):
+        dtype, stored = ACTIVATIONS[activation]
+        library = PATHS[name].library(kernels, activation)
+        weights = [quantised(rng, width, cols, bits, 32) for bits in formats]
+        x = rng.normal(0, 1, (rows, cols)).astype(dtype)
+        before = np.zeros((rows, width), dtype)
+        gate, up = (
+            project(sim, PATHS[name], library, "project_rows", tile, w, x, before, width) for w in weights
+        )
+        found = swiglu(sim, kernels, activation, gate, up, before[:, None], width)[:, 0]
+        wanted = silu(gate) * up.astype(np.float64)
+        assert_near(found, wanted, np.abs(wanted), stored)
+        if formats[0] == formats[1]:
+            both = stacked(*weights)
+            one = project(sim, PATHS[name], library, "gate_up_rows", tile, both, x, before, width)
+            assert found.tobytes() == one.tobytes()
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -115,7 +115,7 @@ BufferPlan Buffers::plan_block(std::span<const ActivationUse> uses, const Sizes&
     plan.add("rows of experts", Needed::in_mixture, 4 * sizes.experts * divided(rows, 32), &counts);
     plan.add("blocks of experts", Needed::in_mixture,
              16 * most_blocks(sizes, block_rows, switches.fitted_tiles), &blocks);
-    plan.add("experts' results", Needed::in_mixture, element * rows * sizes.down, &down);
+    plan.add("products of a mixture", Needed::in_mixture, element * rows * sizes.products, &products);
     return plan;
 }
 

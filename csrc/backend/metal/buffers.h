@@ -21,7 +21,7 @@ inline uint32_t divided(uint64_t count, uint64_t by) { return static_cast<uint32
 
 struct Sizes {  // in numbers of four bytes per row
     size_t squares = 0, router_logits = 0, best = 0, logits = 0, scratch = 0;
-    size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, down = 0;
+    size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, products = 0;
     size_t experts = 0;                  // in all
     size_t partial = 0, statistics = 0;  // for each split
     size_t expanded = 0;                 // bytes in all
@@ -53,7 +53,7 @@ struct Buffers {
     Placed picks, entries;            // [rows, top_k], [rows, slots]: routing.metal
     Placed counts;                    // [experts, rows / 32]
     Placed blocks;                    // [capacity] of four numbers
-    Placed down;                      // [rows, slots, hidden]
+    Placed products;                  // of experts, [rows, slots, hidden]; before, of gate and up apart
     Placed row_partial;               // [cells, head_dim] of attention in splits, for each head
     Placed row_statistics;            // [cells]
     uint32_t cells = 0;               // rows times splits

@@ -36,10 +36,9 @@ void require_shape(const DeltaShape& s) {
         throw BackendError("linear_num_value_heads is " + std::to_string(s.value_heads) +
                            "; the Metal backend has kernels for up to 64");
     }
-    if (s.conv_width - 1 + kMostRows > kHistory) {
+    if (s.conv_width < 2 || s.conv_width > 4) {
         throw BackendError("linear_conv_kernel_dim is " + std::to_string(s.conv_width) +
-                           "; the Metal backend has kernels for up to " +
-                           std::to_string(kHistory - kMostRows + 1));
+                           "; the Metal backend has kernels for 2, 3 and 4");
     }
 }
 

@@ -1,9 +1,11 @@
 // Launches of metal/routing.metal and of the mixture's kernels in metal/matrix_simdgroup.metal.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "backend/metal/host_routing.h"
 #include "backend/metal/rows.h"
+#include "backend/metal/unfused.h"
 
 namespace lily::metal {
 namespace {
@@ -55,6 +57,8 @@ class Listing {
         return rows * top_k() + busy(rows) * filled_up / 2;
     }
     const MatrixPath& path() const { return path_; }
+    // Of an entry's activation between up and down.
+    uint32_t stride() const { return static_cast<uint32_t>(std::max(shape_.width, shape_.shared_width)); }
 
   private:
     uint64_t experts() const { return static_cast<uint64_t>(shape_.experts); }
@@ -79,7 +83,6 @@ class RouteRows final : public Step {
           element_(b.switches.activation_bytes()),
           on_gpu_(b.switches.gpu_routing),
           gain_(b.weights.vector(*op.norm)),
-          norm_(op.in, gain_, op.eps, op.router, b),
           choose_(b.kernels.common(), "routing", "choose_rows"),
           lay_out_(b.kernels.common(), "routing", "lay_out"),
           scatter_(b.kernels.common(), "routing", "scatter_rows") {
@@ -90,6 +93,7 @@ class RouteRows final : public Step {
                 {w, columns_, OneKernel(b.kernels.of(w->format), kFamily, "route_rows_" + w->format.name)});
             columns_ += w->rows;
         }
+        norm_.emplace(op.in, gain_, op.eps, *parts_[0].weights, b);
         b.sizes.at_least(&Sizes::picks, shape_.top_k);
         b.sizes.at_least(&Sizes::entries, shape_.slots());
         b.sizes.at_least(&Sizes::experts, shape_.experts);
@@ -99,7 +103,7 @@ class RouteRows final : public Step {
     void encode(const Block& block, Pass& pass) const override {
         const uint32_t rows = block.rows;
         const size_t inputs = size_t{rows} * parts_[0].weights->cols;
-        norm_.encode(elements(buffers_.activations[size_t(normed_)], 0, inputs, element_), rows, pass);
+        norm_->encode(elements(buffers_.activations[size_t(normed_)], 0, inputs, element_), rows, pass);
         for (const auto& [weights, first, kernel] : parts_) {
             const DeviceMatrix& w = *weights;
             const Range own = elements(buffers_.router_logits, first, size_t{rows - 1} * columns_ + w.rows);
@@ -167,56 +171,41 @@ class RouteRows final : public Step {
     size_t element_;
     bool on_gpu_;
     const Placed* gain_;
-    NormRows norm_;
+    std::optional<NormRows> norm_;
     std::vector<Part> parts_;
     uint32_t columns_ = 0;
     OneKernel choose_, lay_out_, scatter_;
 };
 
-// The experts of one direction: routed and shared, in one launch or two.
-class ExpertProductRows : public Step {
-  protected:
-    ExpertProductRows(const ExpertShape& shape, int64_t hidden, const std::string& kernel,
-                      const DeviceMatrix* routed, const DeviceMatrix* shared, Builder& b)
-        : shape_(shape),
-          hidden_(static_cast<uint32_t>(hidden)),
-          listing_(shape, b),
-          buffers_(b.buffers),
-          element_(b.switches.activation_bytes()),
-          routed_(routed, static_cast<uint64_t>(shape.experts), 0, b) {
-        if (shared) shared_.emplace(shared, 1, routed_.end(), b);
+// A product of the rows of a chunk with one matrix of their experts, or with gate and up: of the routed
+// experts, of the shared one, or of both, in one launch or two.
+class ExpertProduct {
+  public:
+    // `routed` or `shared` may be null: their blocks are left to others.
+    ExpertProduct(const std::string& kernel, const ExpertShape& shape, int64_t hidden,
+                  const DeviceMatrix* routed, const DeviceMatrix* shared, Builder& b)
+        : shape_(shape), hidden_(static_cast<uint32_t>(hidden)), listing_(shape, b) {
         const auto add = [&](const Operand& operand, Part part) {
             const NumberFormat& format = operand.format();
             launches_.push_back({TileKernels(b.kernels.of(format), kernel + "_" + format.name), part});
         };
-        const bool together = !shared || shared->format == routed->format;
-        add(routed_, together ? kAll : kRouted);
-        if (!together) add(*shared_, kShared);
+        if (routed) routed_.emplace(routed, static_cast<uint64_t>(shape.experts), 0, b);
+        if (shared) shared_.emplace(shared, 1, routed_ ? routed_->end() : 0, b);
+        if (routed && shared && routed->format == shared->format) {
+            add(*routed_, kAll);
+            return;
+        }
+        if (routed) add(*routed_, kRouted);
+        if (shared) add(*shared_, kShared);
     }
 
-    uint32_t stride() const { return static_cast<uint32_t>(std::max(shape_.width, shape_.shared_width)); }
-    size_t pairs(uint32_t rows) const { return rows * static_cast<size_t>(shape_.slots()); }
-    ExpertRowsShape structure(Part part) const {
-        return {static_cast<uint32_t>(shape_.experts),
-                static_cast<uint32_t>(shape_.top_k),
-                static_cast<uint32_t>(shape_.slots()),
-                static_cast<uint32_t>(shape_.width),
-                static_cast<uint32_t>(shape_.shared_width),
-                stride(),
-                hidden_,
-                routed_.stored().group_shift,
-                shared_ ? shared_->stored().group_shift : 5,
-                part};
-    }
-
-    void launch(const Block& block, const Range& in, const Range& out, uint32_t groups, Pass& pass) const {
-        const uint32_t rows = block.rows;
-        const Operand& s = shared_ ? *shared_ : routed_;
-        const auto [codes, scales, biases] = routed_.arguments();
-        const auto [shared_codes, shared_scales, shared_biases] = s.arguments();
+    // `groups` threadgroups have all columns of an entry of `out`.
+    void launch(const Range& in, const Range& out, uint32_t rows, uint32_t groups, Pass& pass) const {
+        const auto [codes, scales, biases] = (routed_ ? *routed_ : *shared_).arguments();
+        const auto [shared_codes, shared_scales, shared_biases] = (shared_ ? *shared_ : *routed_).arguments();
         const Tiling tile = listing_.tiling(rows);
         const Range entries = listing_.entries(rows), blocks = listing_.blocks(rows);
-        routed_.expand(pass);
+        if (routed_) routed_->expand(pass);
         if (shared_) shared_->expand(pass);
         for (const auto& [kernels, part] : launches_) {
             pass.launch(kernels(listing_.path(), tile),
@@ -227,79 +216,163 @@ class ExpertProductRows : public Step {
         }
     }
 
-    // Each expert that has rows is read once; `activations` are split evenly.
-    Work work(Part part, uint32_t rows, uint64_t activations) const {
-        Work work(part == kAll ? activations : activations / 2);
-        const auto add = [&](const Operand& operand, uint64_t matrices, uint64_t multiplied) {
-            work.bytes += matrices * operand.matrix_bytes();
-            work.multiply_adds += multiplied * operand.stored().rows * operand.stored().cols;
-        };
-        if (part != kShared) add(routed_, listing_.busy(rows), listing_.multiplied(rows));
-        if (part != kRouted && shared_) add(*shared_, 1, rows);
-        return work;
+    const NumberFormat& format() const { return (routed_ ? *routed_ : *shared_).format(); }
+    ExpertRowsShape structure(Part part) const {
+        return {static_cast<uint32_t>(shape_.experts),
+                static_cast<uint32_t>(shape_.top_k),
+                static_cast<uint32_t>(shape_.slots()),
+                static_cast<uint32_t>(shape_.width),
+                static_cast<uint32_t>(shape_.shared_width),
+                listing_.stride(),
+                hidden_,
+                routed_ ? routed_->stored().group_shift : 5,
+                shared_ ? shared_->stored().group_shift : 5,
+                part};
     }
 
+  private:
     struct Launch {
         TileKernels kernels;
         Part part;
     };
+
+    // Each expert that has rows is read once; activations are those of the part's entries.
+    Work work(Part part, uint32_t rows, uint64_t activations) const {
+        const auto slots = static_cast<uint64_t>(shape_.slots()), top_k = static_cast<uint64_t>(shape_.top_k);
+        Work work(activations * (part == kAll ? slots : part == kRouted ? top_k : 1) / slots);
+        const auto add = [&](const Operand& operand, uint64_t matrices, uint64_t multiplied) {
+            work.bytes += matrices * operand.matrix_bytes();
+            work.multiply_adds += multiplied * operand.stored().rows * operand.stored().cols;
+        };
+        if (part != kShared) add(*routed_, listing_.busy(rows), listing_.multiplied(rows));
+        if (part != kRouted) add(*shared_, 1, rows);
+        return work;
+    }
+
+    ExpertShape shape_;
+    uint32_t hidden_;
+    Listing listing_;
+    std::optional<Operand> routed_, shared_;
+    std::vector<Launch> launches_;
+};
+
+// Gate and up in one launch where they have one format; apart, a product each and SwiGLU of both.
+class ExpertsUpRows final : public Step {
+  public:
+    ExpertsUpRows(const ExpertsUp& op, Builder& b)
+        : in_(op.in),
+          out_(op.out),
+          shape_(op.shape),
+          hidden_(static_cast<uint32_t>(op.gate[0].cols)),
+          listing_(op.shape, b),
+          buffers_(b.buffers),
+          element_(b.switches.activation_bytes()) {
+        const bool has_shared = !op.shared_gate.empty();
+        routed_apart_ = !Weights::same_format(op.gate[0], op.up[0]);
+        shared_apart_ = has_shared && !Weights::same_format(op.shared_gate[0], op.shared_up[0]);
+        const auto stack = [&](bool wanted, std::vector<const ExpertMatrices*> parts) {
+            return wanted ? b.weights.stack_experts(parts) : nullptr;
+        };
+        const bool routed_fuses = !routed_apart_, shared_fuses = has_shared && !shared_apart_;
+        if (routed_fuses || shared_fuses) {
+            both_.emplace("experts_up_rows", shape_, hidden_, stack(routed_fuses, {&op.gate, &op.up}),
+                          stack(shared_fuses, {&op.shared_gate, &op.shared_up}), b);
+        }
+        if (!routed_apart_ && !shared_apart_) return;
+        const DeviceMatrix* routed = stack(routed_apart_, {&op.gate});
+        const DeviceMatrix* shared = stack(shared_apart_, {&op.shared_gate});
+        gate_.emplace("experts_project_rows", shape_, hidden_, routed, shared, b);
+        up_.emplace("experts_project_rows", shape_, hidden_, stack(routed_apart_, {&op.up}),
+                    stack(shared_apart_, {&op.shared_up}), b);
+        swiglu_.emplace(routed ? *routed : *shared, b);
+        b.sizes.at_least(&Sizes::products, 2 * shape_.slots() * listing_.stride());
+    }
+
+    void encode(const Block& block, Pass& pass) const override {
+        const size_t rows = block.rows;
+        const size_t count = rows * static_cast<size_t>(shape_.slots()) * listing_.stride();
+        const Tiling tile = listing_.tiling(block.rows);
+        const Range in = elements(buffers_.activations[size_t(in_)], 0, rows * hidden_, element_);
+        if (both_) {
+            const Range out = elements(buffers_.activations[size_t(out_)], 0, count, element_);
+            both_->launch(in, out, block.rows, divided(listing_.stride(), tile.pair_columns), pass);
+        }
+        if (!gate_) return;
+        const uint32_t groups = divided(listing_.stride(), tile.expert_columns);
+        gate_->launch(in, elements(buffers_.products, 0, count, element_), block.rows, groups, pass);
+        up_->launch(in, elements(buffers_.products, count, count, element_), block.rows, groups, pass);
+        if (routed_apart_ && shared_apart_ && shape_.width == shape_.shared_width) {
+            multiply(0, shape_.slots(), shape_.width, block.rows, pass);
+            return;
+        }
+        if (routed_apart_) multiply(0, shape_.top_k, shape_.width, block.rows, pass);
+        if (shared_apart_) multiply(shape_.top_k, 1, shape_.shared_width, block.rows, pass);
+    }
+
+  private:
+    // SwiGLU of so many entries per row: the shared expert's follow those of the others.
+    void multiply(int64_t first, int64_t slots, int64_t width, uint32_t rows, Pass& pass) const {
+        const uint32_t stride = listing_.stride(), row_stride = static_cast<uint32_t>(slots) * stride;
+        const size_t begin = rows * static_cast<size_t>(first) * stride, count = size_t{rows} * row_stride;
+        const size_t all = rows * static_cast<size_t>(shape_.slots()) * stride;
+        swiglu_->encode(elements(buffers_.products, begin, count, element_),
+                        elements(buffers_.products, all + begin, count, element_),
+                        elements(buffers_.activations[size_t(out_)], begin, count, element_),
+                        {static_cast<uint32_t>(width), stride, row_stride}, static_cast<uint32_t>(slots),
+                        rows, pass);
+    }
+
+    Activation in_, out_;
     ExpertShape shape_;
     uint32_t hidden_;
     Listing listing_;
     const Buffers& buffers_;
     size_t element_;
-    Operand routed_;
-    std::optional<Operand> shared_;
-    std::vector<Launch> launches_;
+    bool routed_apart_ = false, shared_apart_ = false;
+    std::optional<ExpertProduct> both_, gate_, up_;
+    std::optional<Swiglu> swiglu_;
 };
 
-class ExpertsUpRows final : public ExpertProductRows {
-  public:
-    ExpertsUpRows(const ExpertsUp& op, Builder& b)
-        : ExpertProductRows(op.shape, op.gate[0].cols, "experts_up_rows",
-                            b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.gate, &op.up}),
-                            b.weights.stack_lists({&op.shared_gate, &op.shared_up}), b),
-          in_(op.in),
-          out_(op.out) {}
-
-    void encode(const Block& block, Pass& pass) const override {
-        launch(block, elements(buffers_.activations[size_t(in_)], 0, size_t{block.rows} * hidden_, element_),
-               elements(buffers_.activations[size_t(out_)], 0, pairs(block.rows) * stride(), element_),
-               divided(stride(), listing_.tiling(block.rows).pair_columns), pass);
-    }
-
-  private:
-    Activation in_, out_;
-};
-
-class ExpertsDownRows final : public ExpertProductRows {
+class ExpertsDownRows final : public Step {
   public:
     ExpertsDownRows(const ExpertsDown& op, Builder& b)
-        : ExpertProductRows(op.shape, op.down[0].rows, "experts_down_rows",
-                            b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.down}),
-                            b.weights.stack_lists({&op.shared_down}), b),
-          in_(op.in),
+        : in_(op.in),
           residual_(op.residual),
           routing_(op.routing),
-          combine_(b.kernels.of(routed_.format()), kFamily, "combine_rows") {
-        b.sizes.at_least(&Sizes::down, op.shape.slots() * hidden_);
+          shape_(op.shape),
+          hidden_(static_cast<uint32_t>(op.down[0].rows)),
+          listing_(op.shape, b),
+          buffers_(b.buffers),
+          element_(b.switches.activation_bytes()),
+          product_("experts_down_rows", op.shape, hidden_,
+                   b.weights.stack_experts(std::vector<const ExpertMatrices*>{&op.down}),
+                   b.weights.stack_lists({&op.shared_down}), b),
+          combine_(b.kernels.of(product_.format()), kFamily, "combine_rows") {
+        b.sizes.at_least(&Sizes::products, op.shape.slots() * hidden_);
     }
 
     void encode(const Block& block, Pass& pass) const override {
-        const Range down = elements(buffers_.down, 0, pairs(block.rows) * hidden_, element_);
-        launch(block, elements(buffers_.activations[size_t(in_)], 0, pairs(block.rows) * stride(), element_),
-               down, divided(hidden_, listing_.tiling(block.rows).down_columns), pass);
+        const size_t rows = block.rows;
+        const size_t pairs = rows * static_cast<size_t>(shape_.slots());
+        const Range down = elements(buffers_.products, 0, pairs * hidden_, element_);
+        product_.launch(elements(buffers_.activations[size_t(in_)], 0, pairs * listing_.stride(), element_),
+                        down, block.rows, divided(hidden_, listing_.tiling(block.rows).expert_columns), pass);
         const auto routing = static_cast<size_t>(shape_.top_k + shape_.slots());
-        pass.launch(
-            combine_(),
-            {reads(down), reads(elements(buffers_.activations[size_t(routing_)], 0, block.rows * routing)),
-             updates(elements(buffers_.activations[size_t(residual_)], 0, size_t{block.rows} * hidden_)),
-             constant(structure(kAll))},
-            {divided(hidden_, kCombineColumns), block.rows}, {kCombineThreads});
+        pass.launch(combine_(),
+                    {reads(down), reads(elements(buffers_.activations[size_t(routing_)], 0, rows * routing)),
+                     updates(elements(buffers_.activations[size_t(residual_)], 0, rows * hidden_)),
+                     constant(product_.structure(kAll))},
+                    {divided(hidden_, kCombineColumns), block.rows}, {kCombineThreads});
     }
 
   private:
     Activation in_, residual_, routing_;
+    ExpertShape shape_;
+    uint32_t hidden_;
+    Listing listing_;
+    const Buffers& buffers_;
+    size_t element_;
+    ExpertProduct product_;
     OneKernel combine_;
 };
 

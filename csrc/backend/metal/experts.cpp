@@ -88,7 +88,7 @@ class RouteStep final : public Step {
     uint32_t width_ = 0;  // of a row of logits
     std::vector<ColumnPart> parts_;
     // Without the norm in them:
-    std::optional<NormActivations> norm_;
+    std::optional<NormRows> norm_;
     std::vector<Product> products_;
 };
 

@@ -1,4 +1,5 @@
 // Launches of metal/head.metal.
+#include <algorithm>
 #include <bit>
 
 #include "backend/metal/step.h"
@@ -195,19 +196,24 @@ class CombineHiddenStep final : public Step {
           weights_(b.weights.stack({&op.weight, 1})),
           kernels_(b.kernels.of(weights_->format), "combine", "combine_hidden_" + weights_->format.name) {}
 
+    // kMostRows at a time: one matrix of the head, so that prompts don't need another kernel.
     void encode(const Block& block, Pass& pass) const override {
         const DeviceMatrix& w = *weights_;
         const uint32_t cols = w.cols / 2;
-        const size_t all = size_t{block.rows} * cols;
-        pass.launch(
-            kernels_(block.rows),
-            {reads(w.codes), reads(w.scales), reads(w.biases),
-             reads(elements(buffers_.activations[size_t(embedding_)], 0, all)), reads(*embedding_norm_),
-             reads(elements(buffers_.last_hidden, size_t{block.first_hidden} * cols, all)),
-             reads(*hidden_norm_), reads(*rows_),
-             writes(elements(buffers_.activations[size_t(out_)], 0, size_t{block.rows} * w.rows)),
-             constant(CombineShape{block.rows, cols, w.rows, w.rows, w.group_shift, eps_})},
-            {divided(w.rows, outputs_.pieces())}, {kProjectThreads});
+        for (uint32_t first = 0; first < block.rows; first += kMostRows) {
+            const uint32_t rows = std::min<uint32_t>(kMostRows, block.rows - first);
+            const size_t begin = size_t{first} * cols, all = size_t{rows} * cols;
+            const size_t hidden = size_t{block.first_hidden} * cols + begin;
+            pass.launch(kernels_(rows),
+                        {reads(w.codes), reads(w.scales), reads(w.biases),
+                         reads(elements(buffers_.activations[size_t(embedding_)], begin, all)),
+                         reads(*embedding_norm_), reads(elements(buffers_.last_hidden, hidden, all)),
+                         reads(*hidden_norm_), reads(*rows_),
+                         writes(elements(buffers_.activations[size_t(out_)], size_t{first} * w.rows,
+                                         size_t{rows} * w.rows)),
+                         constant(CombineShape{rows, cols, w.rows, w.rows, w.group_shift, eps_})},
+                        {divided(w.rows, outputs_.pieces())}, {kProjectThreads});
+        }
     }
 
   private:

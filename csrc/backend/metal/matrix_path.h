@@ -25,9 +25,9 @@ const char* path_family(MatrixPath path);  // of its kernels
 // How a product is cut into threadgroups.
 struct Tiling {
     uint32_t rows, threads;
-    uint32_t columns;       // of a dense product
-    uint32_t pair_columns;  // of gate and up
-    uint32_t down_columns;  // of an expert's second product
+    uint32_t columns;         // of a dense product
+    uint32_t pair_columns;    // of gate and up
+    uint32_t expert_columns;  // of one matrix of each expert
 };
 
 constexpr Tiling tiling(MatrixPath path, uint32_t rows) {

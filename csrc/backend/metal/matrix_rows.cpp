@@ -1,11 +1,11 @@
 // Launches of the dense kernels of metal/matrix_simdgroup.metal and metal/matrix_tensor.metal.
+#include <optional>
+
 #include "backend/metal/rows.h"
+#include "backend/metal/unfused.h"
 
 namespace lily::metal {
 namespace {
-
-constexpr const char* kFamily = "matrix_simdgroup";
-constexpr uint32_t kNormThreads = 256;
 
 // A product with one matrix: W, gate and up, or a residual's.
 class DenseProduct {
@@ -39,14 +39,12 @@ class DenseProduct {
 class NormProjectRows final : public Step {
   public:
     NormProjectRows(const NormProject& op, Builder& b)
-        : op_(op),
-          buffers_(b.buffers),
-          element_(b.switches.activation_bytes()),
-          norm_(op.in, b.weights.vector(*op.norm), op.eps, op.weights[0], b) {
+        : op_(op), buffers_(b.buffers), element_(b.switches.activation_bytes()) {
         for (const DeviceMatrix* w : b.weights.stack_by_format(op.weights)) {
             parts_.push_back({columns_, DenseProduct("project_rows", w, b)});
             columns_ += w->rows;
         }
+        norm_.emplace(op.in, b.weights.vector(*op.norm), op.eps, parts_[0].product.weights(), b);
         b.sizes.at_least(&Sizes::normed, op.weights[0].cols);
     }
 
@@ -54,7 +52,7 @@ class NormProjectRows final : public Step {
         const uint32_t rows = block.rows;
         const Range normed =
             elements(buffers_.normed, 0, size_t{rows} * parts_[0].product.weights().cols, element_);
-        norm_.encode(normed, rows, pass);
+        norm_->encode(normed, rows, pass);
         for (const auto& [first, product] : parts_) {
             const uint32_t own = product.weights().rows;
             const Range out = elements(buffers_.activations[size_t(op_.out)], first,
@@ -71,7 +69,7 @@ class NormProjectRows final : public Step {
     NormProject op_;
     const Buffers& buffers_;
     size_t element_;
-    NormRows norm_;
+    std::optional<NormRows> norm_;
     std::vector<Part> parts_;
     uint32_t columns_ = 0;
 };
@@ -82,8 +80,8 @@ class NormGateUpRows final : public Step {
         : out_(op.out),
           buffers_(b.buffers),
           element_(b.switches.activation_bytes()),
-          norm_(op.in, b.weights.vector(*op.norm), op.eps, op.gate, b),
-          product_("gate_up_rows", b.weights.stack(std::vector{op.gate, op.up}), b) {
+          product_("gate_up_rows", b.weights.stack(std::vector{op.gate, op.up}), b),
+          norm_(op.in, b.weights.vector(*op.norm), op.eps, product_.weights(), b) {
         b.sizes.at_least(&Sizes::normed, op.gate.cols);
     }
 
@@ -101,8 +99,46 @@ class NormGateUpRows final : public Step {
     Activation out_;
     const Buffers& buffers_;
     size_t element_;
-    NormRows norm_;
     DenseProduct product_;
+    NormRows norm_;
+};
+
+// Gate and up of different formats: a product each, and SwiGLU of both.
+class UnfusedGateUpRows final : public Step {
+  public:
+    UnfusedGateUpRows(const NormGateUp& op, Builder& b)
+        : out_(op.out),
+          buffers_(b.buffers),
+          element_(b.switches.activation_bytes()),
+          gate_("project_rows", b.weights.stack({&op.gate, 1}), b),
+          up_("project_rows", b.weights.stack({&op.up, 1}), b),
+          norm_(op.in, b.weights.vector(*op.norm), op.eps, gate_.weights(), b),
+          swiglu_(gate_.weights(), b) {
+        b.sizes.at_least(&Sizes::normed, op.gate.cols);
+        b.sizes.at_least(&Sizes::products, 2 * op.gate.rows);
+    }
+
+    void encode(const Block& block, Pass& pass) const override {
+        const uint32_t rows = block.rows;
+        const uint32_t width = gate_.weights().rows;
+        const size_t count = size_t{rows} * width;
+        const Range normed = elements(buffers_.normed, 0, size_t{rows} * gate_.weights().cols, element_);
+        const Range gate = elements(buffers_.products, 0, count, element_);
+        const Range up = elements(buffers_.products, count, count, element_);
+        norm_.encode(normed, rows, pass);
+        gate_.launch(normed, writes(gate), rows, width, width, &Tiling::columns, 0.0f, pass);
+        up_.launch(normed, writes(up), rows, width, width, &Tiling::columns, 0.0f, pass);
+        swiglu_.encode(gate, up, elements(buffers_.activations[size_t(out_)], 0, count, element_),
+                       {width, 0, width}, 1, rows, pass);
+    }
+
+  private:
+    Activation out_;
+    const Buffers& buffers_;
+    size_t element_;
+    DenseProduct gate_, up_;
+    NormRows norm_;
+    Swiglu swiglu_;
 };
 
 class ProjectAddRows final : public Step {
@@ -131,50 +167,18 @@ class ProjectAddRows final : public Step {
 
 }  // namespace
 
-NormRows::NormRows(Activation in, const Placed* gain, float eps, const Matrix& next, Builder& b)
-    : in_(in),
-      gain_(gain),
-      eps_(eps),
-      cols_(static_cast<uint32_t>(next.cols)),
-      buffers_(b.buffers),
-      kernel_(b.kernels.of(number_format(next)), kFamily, "norm_rows") {}
-
-void NormRows::encode(const Range& normed, uint32_t rows, Pass& pass) const {
-    pass.launch(kernel_(),
-                {reads(elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * cols_)), reads(*gain_),
-                 writes(normed), writes(elements(buffers_.inverses, 0, rows)),
-                 constant(RowsShape{rows, cols_, 0, 0, 0, eps_})},
-                {rows}, {kNormThreads});
-}
-
 std::unique_ptr<Step> make_rows_step(const Embed&, Builder&) { return nullptr; }
 
 std::unique_ptr<Step> make_rows_step(const Head&, Builder&) { return nullptr; }
 
 std::unique_ptr<Step> make_rows_step(const CombineHidden&, Builder&) { return nullptr; }
 
-const char* rows_obstacle(const Op& op) {
-    if (std::holds_alternative<CombineHidden>(op)) return "a draft head's input is made for few rows";
-    if (const auto* delta = std::get_if<DeltaRule>(&op)) {
-        const int64_t taps = delta->shape.conv_width;
-        if (taps < 2 || taps > 4) return "the convolution doesn't have 2, 3 or 4 taps";
-    }
-    if (const auto* dense = std::get_if<NormGateUp>(&op)) {
-        if (!Weights::same_format(dense->gate, dense->up)) return "gate and up differ in format";
-    }
-    if (const auto* up = std::get_if<ExpertsUp>(&op)) {
-        const bool shared =
-            up->shared_gate.empty() || Weights::same_format(up->shared_gate[0], up->shared_up[0]);
-        if (!shared || !Weights::same_format(up->gate[0], up->up[0])) return "gate and up differ in format";
-    }
-    return nullptr;
-}
-
 std::unique_ptr<Step> make_rows_step(const NormProject& op, Builder& b) {
     return std::make_unique<NormProjectRows>(op, b);
 }
 
 std::unique_ptr<Step> make_rows_step(const NormGateUp& op, Builder& b) {
+    if (!Weights::same_format(op.gate, op.up)) return std::make_unique<UnfusedGateUpRows>(op, b);
     return std::make_unique<NormGateUpRows>(op, b);
 }
 

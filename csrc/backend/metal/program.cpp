@@ -1,6 +1,5 @@
 #include "backend/metal/program.h"
 
-#include <algorithm>
 #include <variant>
 
 #include "backend/metal/rows.h"
@@ -13,7 +12,7 @@ Program::Program(std::span<const Op> list, DeviceStates& states, Builder& builde
         if (std::holds_alternative<Head>(op)) head = few.size();
         few.push_back(std::visit([&](const auto& o) { return make_step(o, builder); }, op));
     }
-    if (!builder.switches.matrix_prefill || std::ranges::any_of(list, rows_obstacle)) return;
+    if (!builder.switches.matrix_prefill) return;
     for (const Op& op : list) {
         many.push_back(std::visit([&](const auto& o) { return make_rows_step(o, builder); }, op));
     }

@@ -74,7 +74,7 @@ class NormProducts {
     const Placed* gain_;
     std::vector<const DeviceMatrix*> weights_;
     std::vector<RowKernels> kernels_;
-    std::optional<NormActivations> norm_;
+    std::optional<NormRows> norm_;
     std::vector<Product> products_;
 };
 

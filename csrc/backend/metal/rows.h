@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/metal/norm_rows.h"
 #include "backend/metal/operand.h"
 #include "backend/metal/step.h"
 
@@ -66,22 +67,6 @@ class TileKernels {
     std::vector<OneKernel> kernels_;
 };
 
-// normed = rms(in) * gain for every row, for a product with `next`, and the inverse lengths into
-// buffers.inverses.
-class NormRows {
-  public:
-    NormRows(Activation in, const Placed* gain, float eps, const Matrix& next, Builder& b);
-    void encode(const Range& normed, uint32_t rows, Pass& pass) const;
-
-  private:
-    Activation in_;
-    const Placed* gain_;
-    float eps_;
-    uint32_t cols_;
-    const Buffers& buffers_;
-    OneKernel kernel_;
-};
-
 // Whether there is a kernel; tensor operations come with bf16 activations.
 bool has_tensor_attention(const AttentionShape& shape);
 
@@ -89,9 +74,6 @@ bool has_tensor_attention(const AttentionShape& shape);
 // same layout of registers as tensor fragments. `kv` is that of the model.
 std::string attention_disagreement(const AttentionShape& shape, const KvLayout& kv, KernelSet& kernels,
                                    Device& device, CommandStream& stream, size_t activation_bytes);
-
-// Why an operation has no step for many rows, or null.
-const char* rows_obstacle(const Op& op);
 
 // Null: the step of make_step takes any number of rows.
 std::unique_ptr<Step> make_rows_step(const Embed& op, Builder& builder);

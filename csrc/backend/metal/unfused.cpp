@@ -7,11 +7,6 @@ namespace {
 constexpr const char* kFamily = "unfused_project";
 constexpr uint32_t kThreads = 256;
 
-struct NormShape {
-    uint32_t cols;
-    float eps;
-};
-
 struct ProductShape {
     uint32_t rows, cols, outputs, out_stride, group_shift;
 };
@@ -21,22 +16,6 @@ std::string product_name(Product::Result result, const DeviceMatrix& w) {
 }
 
 }  // namespace
-
-NormActivations::NormActivations(Activation in, const Placed* gain, float eps, const DeviceMatrix& next,
-                                 Builder& b)
-    : in_(in),
-      gain_(gain),
-      eps_(eps),
-      cols_(next.cols),
-      buffers_(b.buffers),
-      kernel_(b.kernels.unfused(next.format), kFamily, "norm_activations") {}
-
-void NormActivations::encode(const Range& normed, uint32_t rows, Pass& pass) const {
-    pass.launch(kernel_(),
-                {reads(elements(buffers_.activations[size_t(in_)], 0, size_t{rows} * cols_)), reads(*gain_),
-                 writes(normed), constant(NormShape{cols_, eps_})},
-                {rows}, {kThreads});
-}
 
 Product::Product(const DeviceMatrix* weights, Result result, Builder& b)
     : weights_(weights),

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "backend/metal/norm_rows.h"
 #include "backend/metal/step.h"
 
 namespace lily::metal {
@@ -13,21 +14,6 @@ namespace lily::metal {
 inline Range scratch_rows(const Buffers& buffers, size_t before, size_t rows, size_t width, size_t element) {
     return {buffers.scratch, 4 * static_cast<size_t>(kMostRows) * before, rows * width * element};
 }
-
-// normed[m] = rms(x_m) * gain, of a residual stream with the columns of `next`.
-class NormActivations {
-  public:
-    NormActivations(Activation in, const Placed* gain, float eps, const DeviceMatrix& next, Builder& b);
-    void encode(const Range& normed, uint32_t rows, Pass& pass) const;
-
-  private:
-    Activation in_;
-    const Placed* gain_;
-    float eps_;
-    uint32_t cols_;
-    const Buffers& buffers_;
-    OneKernel kernel_;
-};
 
 // out[m] = W x_m; rows of out are `stride` numbers apart.
 class Product {
