@@ -168,7 +168,7 @@ def test_a_chunk_of_few_rows_differs_by_rounding(tiny: Tiny, name: str) -> None:
         assert not np.array_equal(few[256], whole[256])
 
 
-@pytest.mark.parametrize("name", ["moe", "gdn_ratio3", "family_heads"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_prompts_have_no_fault_and_no_schedule_shows(sim: Any, tiny: Tiny, name: str) -> None:
     """Under the checker: chunks of many rows, a last one of one row, a second prompt behind it, a step; three
     seeds.
@@ -183,4 +183,5 @@ def test_prompts_have_no_fault_and_no_schedule_shows(sim: Any, tiny: Tiny, name:
         logits = [model.forward(sequence, ids_of(shape.vocab, length, seed=length)) for length in (65, 9, 1)]
         results.append((b"".join(each.tobytes() for each in logits), state_bytes(sequence, 1, 1)))
     assert sim.diagnostics() == []
+    assert sim.counters()["bytes_loaded"] > 0  # counted by the checker alone
     assert results[0] == results[1] == results[2]
