@@ -51,6 +51,7 @@ template <typename Cached, int D>
     threadgroup vec<Activation, 4> weight_vectors[kWeights];
     threadgroup float tops[kStatistics];  // of four simdgroups
     threadgroup float totals[kStatistics];
+    threadgroup float2 kept_statistics[kRows];  // over the splits so far
     threadgroup Activation* queries = (threadgroup Activation*)query_vectors;
     threadgroup Activation* weights = (threadgroup Activation*)weight_vectors;
     const uint per_kv = shape.heads / shape.kv_heads;
@@ -62,10 +63,10 @@ template <typename Cached, int D>
     const uint own_rows = min(tile_rows, shape.rows - first_row);
     const uint first_position = positions[0] + first_row;
     const uint length = first_position + own_rows;
-    const uint first_page = group.z * shape.split_pages;
-    if (first_page * kPage >= length) return;
-    const uint last_page = min(first_page + shape.split_pages, (length + kPage - 1u) / kPage);
-    const uint end = min(length, last_page * kPage);  // of the positions
+    const uint end_page = (length + kPage - 1u) / kPage;
+    const bool walks = shape.splits == 1u;
+    uint first_page = group.z * shape.split_pages;
+    if (first_page >= end_page) return;
     for (uint i = index; i < kRows * uint(D); i += kThreads) {
         const uint r = i / uint(D);
         const uint d = i % uint(D);
@@ -77,155 +78,183 @@ template <typename Cached, int D>
     const uint column = tensor_column(lane);
     const uint head_offset = shape.layer_offset + kv_head * (2u * kPage * uint(D));
     const float scale = kLog2e / sqrt(float(D));
-    float top[kEights];
-    float total[kEights];  // over the columns of this lane
     uint position[kEights];
-    float acc[kFragments * kOwn * 16];
 #pragma clang loop unroll(full)
     for (int g = 0; g < kEights; ++g) {
-        top[g] = -INFINITY;
-        total[g] = 0.0f;
         position[g] = first_position + min((8u * uint(g) + row) / shape.pack, own_rows - 1u);
     }
-#pragma clang loop unroll(full)
-    for (int i = 0; i < kFragments * kOwn * 16; ++i) acc[i] = 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint page = first_page; page < last_page; page += 2u) {
-        const uint begin = page * kPage;
-        const uint count = min(kPositions, end - begin);
-        const bool masked = begin + kPositions > min(first_position + 1u, end);
-        const uint own_begin = begin + kOwnPositions * simdgroup;
-        float score[kFragments * 16];
-#pragma clang loop unroll(full)
-        for (int i = 0; i < kFragments * 16; ++i) score[i] = 0.0f;
-        if (own_begin < end) {
-            device const Cached* keys = cache + ulong(pages[own_begin / kPage]) * ulong(shape.page_stride) +
-                                        head_offset + row * kPage + own_begin % kPage + column;
-#pragma clang loop unroll_count(2)
-            for (uint d = 0u; d < uint(D); d += 16u) {
-                Activation k[16];
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; ++i) {
-                    device const Cached* at = keys + (d + 8u * uint(i % 2)) * kPage + 16u * uint(i / 2);
-                    take_four(*(device const vec<Cached, 4>*)at, k + 4 * i);
-                }
-#pragma clang loop unroll(full)
-                for (int f = 0; f < kFragments; ++f) {
-                    Activation q[8];
-#pragma clang loop unroll(full)
-                    for (int i = 0; i < 2; ++i) {
-                        threadgroup const Activation* at =
-                            queries + (16u * uint(f) + 8u * uint(i) + row) * kStride + d + column;
-                        take_four(*(threadgroup const vec<Activation, 4>*)at, q + 4 * i);
-                    }
-                    multiply_fragments<false>(q, k, score + 16 * f);
-                }
-            }
-        }
-        // Elements of row 8 g + row: four of each of two fragments.
+    for (bool more = true; more; first_page += shape.split_pages) {
+        const uint last_page = min(first_page + shape.split_pages, end_page);
+        const uint end = min(length, last_page * kPage);  // of the positions
+        more = walks && last_page < end_page;
+        float top[kEights];
+        float total[kEights];  // over the columns of this lane
+        float acc[kFragments * kOwn * 16];
 #pragma clang loop unroll(full)
         for (int g = 0; g < kEights; ++g) {
-            float peak = -INFINITY;
+            top[g] = -INFINITY;
+            total[g] = 0.0f;
+        }
 #pragma clang loop unroll(full)
-            for (int e = 0; e < 8; ++e) {
-                const int at = 16 * (g / 2) + 8 * (e / 4) + 4 * (g % 2) + e % 4;
-                score[at] *= scale;
-                if (masked) {
-                    const uint place = own_begin + 16u * uint(e / 4) + column + uint(e % 4);
-                    score[at] = place <= position[g] && place < end ? score[at] : -INFINITY;
+        for (int i = 0; i < kFragments * kOwn * 16; ++i) acc[i] = 0.0f;
+        for (uint page = first_page; page < last_page; page += 2u) {
+            const uint begin = page * kPage;
+            const uint count = min(kPositions, end - begin);
+            const bool masked = begin + kPositions > min(first_position + 1u, end);
+            const uint own_begin = begin + kOwnPositions * simdgroup;
+            float score[kFragments * 16];
+#pragma clang loop unroll(full)
+            for (int i = 0; i < kFragments * 16; ++i) score[i] = 0.0f;
+            if (own_begin < end) {
+                device const Cached* keys = cache +
+                                            ulong(pages[own_begin / kPage]) * ulong(shape.page_stride) +
+                                            head_offset + row * kPage + own_begin % kPage + column;
+#pragma clang loop unroll_count(2)
+                for (uint d = 0u; d < uint(D); d += 16u) {
+                    Activation k[16];
+#pragma clang loop unroll(full)
+                    for (int i = 0; i < 4; ++i) {
+                        device const Cached* at = keys + (d + 8u * uint(i % 2)) * kPage + 16u * uint(i / 2);
+                        take_four(*(device const vec<Cached, 4>*)at, k + 4 * i);
+                    }
+#pragma clang loop unroll(full)
+                    for (int f = 0; f < kFragments; ++f) {
+                        Activation q[8];
+#pragma clang loop unroll(full)
+                        for (int i = 0; i < 2; ++i) {
+                            threadgroup const Activation* at =
+                                queries + (16u * uint(f) + 8u * uint(i) + row) * kStride + d + column;
+                            take_four(*(threadgroup const vec<Activation, 4>*)at, q + 4 * i);
+                        }
+                        multiply_fragments<false>(q, k, score + 16 * f);
+                    }
                 }
-                peak = max(peak, score[at]);
             }
-            peak = tensor_row_max(peak);
-            if ((lane & 9u) == 0u) tops[simdgroup * kRows + 8u * uint(g) + row] = peak;
+            // Elements of row 8 g + row: four of each of two fragments.
+#pragma clang loop unroll(full)
+            for (int g = 0; g < kEights; ++g) {
+                float peak = -INFINITY;
+#pragma clang loop unroll(full)
+                for (int e = 0; e < 8; ++e) {
+                    const int at = 16 * (g / 2) + 8 * (e / 4) + 4 * (g % 2) + e % 4;
+                    score[at] *= scale;
+                    if (masked) {
+                        const uint place = own_begin + 16u * uint(e / 4) + column + uint(e % 4);
+                        score[at] = place <= position[g] && place < end ? score[at] : -INFINITY;
+                    }
+                    peak = max(peak, score[at]);
+                }
+                peak = tensor_row_max(peak);
+                if ((lane & 9u) == 0u) tops[simdgroup * kRows + 8u * uint(g) + row] = peak;
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            float kept[kEights];
+#pragma clang loop unroll(full)
+            for (int g = 0; g < kEights; ++g) {
+                const uint r = 8u * uint(g) + row;
+                float peak = top[g];
+#pragma clang loop unroll(full)
+                for (uint s = 0u; s < 4u; ++s) peak = max(peak, tops[s * kRows + r]);
+                const float finite =
+                    peak == -INFINITY ? 0.0f : peak;  // a row may have no position in a split
+                kept[g] = exp2(top[g] - finite);
+                top[g] = peak;
+                float sum = 0.0f;
+#pragma clang loop unroll(full)
+                for (int e = 0; e < 8; ++e) {
+                    const int at = 16 * (g / 2) + 8 * (e / 4) + 4 * (g % 2) + e % 4;
+                    const Activation w = Activation(exp2(score[at] - finite));
+                    weights[r * kWeightStride + kOwnPositions * simdgroup + 16u * uint(e / 4) + column +
+                            uint(e % 4)] = w;
+                    sum += float(w);
+                }
+                total[g] = fma(total[g], kept[g], sum);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+            for (int i = 0; i < kFragments * kOwn * 16; ++i) acc[i] *= kept[i / (kOwn * 16) * 2 + i % 8 / 4];
+            for (uint k = 0u; k < count; k += 16u) {
+                device const Cached* values =
+                    cache + ulong(pages[(begin + k) / kPage]) * ulong(shape.page_stride) + head_offset +
+                    kPage * uint(D) + k % kPage * uint(D) + simdgroup * uint(D / 4) + column;
+                Activation w[kFragments * 8];
+#pragma clang loop unroll(full)
+                for (int i = 0; i < kEights; ++i) {
+                    threadgroup const Activation* at =
+                        weights + (8u * uint(i) + row) * kWeightStride + k + column;
+                    take_four(*(threadgroup const vec<Activation, 4>*)at, w + 4 * i);
+                }
+#pragma clang loop unroll(full)
+                for (int o = 0; o < kOwn; ++o) {
+                    Activation v[16];
+#pragma clang loop unroll(full)
+                    for (int i = 0; i < 4; ++i) {
+                        // What lies beyond the end was never written and may be NaN.
+                        const uint r = row + 8u * uint(i % 2);
+                        const bool inside = k + r < count;
+                        device const Cached* at =
+                            values + (inside ? r : 0u) * uint(D) + 32 * o + 16 * (i / 2);
+                        take_four(*(device const vec<Cached, 4>*)at, v + 4 * i);
+#pragma clang loop unroll(full)
+                        for (int j = 0; j < 4; ++j) v[4 * i + j] = inside ? v[4 * i + j] : Activation(0.0f);
+                    }
+#pragma clang loop unroll(full)
+                    for (int f = 0; f < kFragments; ++f) {
+                        multiply_fragments<false>(w + 8 * f, v, acc + (f * kOwn + o) * 16);
+                    }
+                }
+            }
+        }
+#pragma clang loop unroll(full)
+        for (int g = 0; g < kEights; ++g) {
+            const float sum = tensor_row_sum(total[g]);
+            if ((lane & 9u) == 0u) totals[simdgroup * kRows + 8u * uint(g) + row] = sum;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        float kept[kEights];
+        const bool merges = walks && first_page != 0u;
+        float2 all[kEights];
+        float2 factors[kEights];
 #pragma clang loop unroll(full)
         for (int g = 0; g < kEights; ++g) {
             const uint r = 8u * uint(g) + row;
-            float peak = top[g];
-#pragma clang loop unroll(full)
-            for (uint s = 0u; s < 4u; ++s) peak = max(peak, tops[s * kRows + r]);
-            const float finite = peak == -INFINITY ? 0.0f : peak;  // a row may have no position in a split
-            kept[g] = exp2(top[g] - finite);
-            top[g] = peak;
-            float sum = 0.0f;
-#pragma clang loop unroll(full)
-            for (int e = 0; e < 8; ++e) {
-                const int at = 16 * (g / 2) + 8 * (e / 4) + 4 * (g % 2) + e % 4;
-                const Activation w = Activation(exp2(score[at] - finite));
-                weights[r * kWeightStride + kOwnPositions * simdgroup + 16u * uint(e / 4) + column +
-                        uint(e % 4)] = w;
-                sum += float(w);
-            }
-            total[g] = fma(total[g], kept[g], sum);
+            const float2 own = float2(
+                top[g], (totals[r] + totals[kRows + r]) + (totals[2u * kRows + r] + totals[3u * kRows + r]));
+            all[g] = merges ? kept_statistics[r] : own;
+            factors[g] = float2(0.0f);
+            if (merges && position[g] >= first_page * kPage) factors[g] = merge(all[g], own);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
-        for (int i = 0; i < kFragments * kOwn * 16; ++i) acc[i] *= kept[i / (kOwn * 16) * 2 + i % 8 / 4];
-        for (uint k = 0u; k < count; k += 16u) {
-            device const Cached* values =
-                cache + ulong(pages[(begin + k) / kPage]) * ulong(shape.page_stride) + head_offset +
-                kPage * uint(D) + k % kPage * uint(D) + simdgroup * uint(D / 4) + column;
-            Activation w[kFragments * 8];
+        for (int g = 0; g < kEights; ++g) {
+            const uint r = 8u * uint(g) + row;
+            if (simdgroup == 0u && column == 0u) kept_statistics[r] = all[g];
+            const uint own_row = r / shape.pack;
+            const uint own_head = first_head + r % shape.pack;
+            if (own_row >= own_rows || own_head >= per_kv) continue;
+            const uint head = kv_head * per_kv + own_head;
+            const uint at = (first_row + own_row) * shape.heads + head;
+            const uint cell = at * shape.splits + group.z;
+            device const Activation* gates =
+                projected + (first_row + own_row) * shape.stride + head * uint(2 * D) + uint(D);
 #pragma clang loop unroll(full)
-            for (int i = 0; i < kEights; ++i) {
-                threadgroup const Activation* at =
-                    weights + (8u * uint(i) + row) * kWeightStride + k + column;
-                take_four(*(threadgroup const vec<Activation, 4>*)at, w + 4 * i);
-            }
-#pragma clang loop unroll(full)
-            for (int o = 0; o < kOwn; ++o) {
-                Activation v[16];
-#pragma clang loop unroll(full)
-                for (int i = 0; i < 4; ++i) {
-                    // What lies beyond the end was never written and may be NaN.
-                    const uint r = row + 8u * uint(i % 2);
-                    const bool inside = k + r < count;
-                    device const Cached* at = values + (inside ? r : 0u) * uint(D) + 32 * o + 16 * (i / 2);
-                    take_four(*(device const vec<Cached, 4>*)at, v + 4 * i);
-#pragma clang loop unroll(full)
-                    for (int j = 0; j < 4; ++j) v[4 * i + j] = inside ? v[4 * i + j] : Activation(0.0f);
+            for (int i = 0; i < kOwn * 8; ++i) {
+                const int o = i / 8;
+                const int e = i % 8;
+                float y = acc[(g / 2 * kOwn + o) * 16 + 8 * (e / 4) + 4 * (g % 2) + e % 4];
+                const uint d = simdgroup * uint(D / 4) + uint(32 * o + 16 * (e / 4) + e % 4) + column;
+                device float* kept_sum = partial + cell * uint(D) + d;
+                if (merges) {
+                    const bool inside = position[g] >= first_page * kPage;
+                    y = inside ? merged(*kept_sum, y, factors[g]) : *kept_sum;
                 }
-#pragma clang loop unroll(full)
-                for (int f = 0; f < kFragments; ++f) {
-                    multiply_fragments<false>(w + 8 * f, v, acc + (f * kOwn + o) * 16);
+                if (walks && !more) {
+                    out[at * uint(D) + d] = Activation(y / all[g].y * sigmoid(float(gates[d])));
+                } else {
+                    *kept_sum = y;
                 }
             }
-        }
-    }
-#pragma clang loop unroll(full)
-    for (int g = 0; g < kEights; ++g) {
-        const float sum = tensor_row_sum(total[g]);
-        if ((lane & 9u) == 0u) totals[simdgroup * kRows + 8u * uint(g) + row] = sum;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma clang loop unroll(full)
-    for (int g = 0; g < kEights; ++g) {
-        const uint r = 8u * uint(g) + row;
-        const uint own_row = r / shape.pack;
-        const uint own_head = first_head + r % shape.pack;
-        if (own_row >= own_rows || own_head >= per_kv) continue;
-        const float sum = (totals[r] + totals[kRows + r]) + (totals[2u * kRows + r] + totals[3u * kRows + r]);
-        const uint head = kv_head * per_kv + own_head;
-        const uint at = (first_row + own_row) * shape.heads + head;
-        device const Activation* gates =
-            projected + (first_row + own_row) * shape.stride + head * uint(2 * D) + uint(D);
-#pragma clang loop unroll(full)
-        for (int i = 0; i < kOwn * 8; ++i) {
-            const int o = i / 8;
-            const int e = i % 8;
-            const float y = acc[(g / 2 * kOwn + o) * 16 + 8 * (e / 4) + 4 * (g % 2) + e % 4];
-            const uint d = simdgroup * uint(D / 4) + uint(32 * o + 16 * (e / 4) + e % 4) + column;
-            if (shape.splits == 1u) {
-                out[at * uint(D) + d] = Activation(y / sum * sigmoid(float(gates[d])));
-            } else {
-                partial[(at * shape.splits + group.z) * uint(D) + d] = y;
-            }
-        }
-        if (shape.splits != 1u && simdgroup == 0u && column == 0u) {
-            statistics[at * shape.splits + group.z] = float2(top[g], sum);
+            if (!walks && simdgroup == 0u && column == 0u) statistics[cell] = all[g];
         }
     }
 }

@@ -1,4 +1,4 @@
-// Parameters and tiles of the attention of many rows, the same for both matrix units.
+// Parameters, tiles and merged splits of the attention of many rows, the same for both matrix units.
 #pragma once
 #include "common/numbers.h"
 
@@ -11,7 +11,7 @@ struct AttentionRowsShape {
     uint page_stride;   // elements per page, all layers
     uint layer_offset;  // elements before this layer in a page
     uint split_pages;   // pages of a split
-    uint splits;        // 1: out is written, else partial and statistics
+    uint splits;        // threadgroups of a tile: one has all of its splits, several have one each
 };
 
 constant constexpr const uint kPage = 64u;
@@ -23,3 +23,16 @@ template <int D>
 constexpr int row_fragments() {
     return sizeof(Activation) == 4 && D == 256 ? 2 : 4;
 }
+
+// What a row has of a set of positions: sums of values by the weights 2^(score - top), the total of the
+// weights, top. Splits are merged in ascending order by these two alone, in whichever kernel.
+
+// `all`, (top, total), becomes that with the further positions of `next`; returns the factors of both sums.
+inline float2 merge(thread float2& all, float2 next) {
+    const float top = max(all.x, next.x);
+    const float2 factors = float2(exp2(all.x - top), exp2(next.x - top));
+    all = float2(top, fma(next.y, factors.y, all.y * factors.x));
+    return factors;
+}
+
+inline float merged(float all, float next, float2 factors) { return fma(next, factors.y, all * factors.x); }

@@ -22,13 +22,16 @@ def attend_rows(
     split_pages: int = 0,
     join: Any = None,
 ) -> Array:
-    """Gated output [rows, heads, dim] of rows at positions position, position + 1, ... of sequence 0."""
+    """Gated output [rows, heads, dim] of rows at positions position, position + 1, ... of sequence 0.
+
+    Splits of `split_pages` are walked, or apart if there is a library to join them; 0 has no splits.
+    """
     rows, dtype = len(projected), projected.dtype
     tile = 16 if dtype == np.float32 and s.dim == 256 else 32
     group = s.heads // s.kv_heads
     pack = min(group, tile) if pack is None else pack
     pages = -(-(position + rows) // PAGE)
-    splits = -(-pages // split_pages) if split_pages else 1
+    splits = -(-pages // split_pages) if join else 1
     cached = "bfloat" if cache.pool.dtype == BF16 else "float"
     offset = s.layer * s.kv_heads * 2 * PAGE * s.dim
     sizes = (rows, s.heads, s.kv_heads, pack, s.stride, s.page_stride, offset, split_pages or pages, splits)
@@ -109,33 +112,65 @@ def test_rows_attend_to_what_precedes_them(
     )
 
 
-@pytest.mark.parametrize("split_pages", [1, 2, 3])
-@pytest.mark.parametrize(("file", "s"), FILE_SHAPES)
-def test_splits_join_to_the_same_output(
-    sim: Any, kernels: Any, rng: Any, file: str, s: Shape, split_pages: int
+# Position of the first row, rows, pages of a split.
+SPLITS = {
+    "the last split has rows of one tile only": (121, 20, 1),
+    "the second split begins within a tile": (115, 30, 2),
+    "both rows of a tile in the second split": (211, 5, 3),
+    "a row alone, five splits": (319, 1, 1),
+    "begins a split": (192, 9, 3),
+    "ends the first split": (55, 9, 1),
+    "five splits, a position in the last": (250, 7, 1),
+}
+SPLIT_SHAPES = {
+    "simdgroup, 64": ("attention_prefill", Shape(heads=4, kv_heads=2)),
+    "simdgroup, 128": ("attention_prefill", Shape(heads=6, kv_heads=2, dim=128, rotary=64)),
+    "simdgroup, 256": ("attention_prefill", WIDE),
+    "tensor, 128": ("attention_tensor", Shape(heads=6, kv_heads=2, dim=128, rotary=64)),
+    "tensor, 256": ("attention_tensor", WIDE),
+}
+SPLIT_BUILDS = [(name, "bfloat") for name in SPLIT_SHAPES]
+SPLIT_BUILDS += [(name, "float") for name in SPLIT_SHAPES if name != "tensor, 128"]
+
+
+@pytest.mark.parametrize("case", SPLITS)
+@pytest.mark.parametrize(("name", "activation"), SPLIT_BUILDS)
+def test_splits_walked_and_splits_joined_are_the_same_bits(
+    sim: Any, kernels: Any, rng: Any, name: str, activation: str, case: str
 ) -> None:
-    """Rows on both sides of a split: the earlier ones have no position in the last split."""
-    cache = Cache.random(rng, s, [205], BF16)
-    projected = rows_of(rng, s, 20, np.float32)
-    library, join = kernels(file, "float"), kernels("attention_prefill", "float")
-    found = on_every_seed(
-        sim, lambda: attend_rows(sim, library, s, cache, projected, 185, split_pages=split_pages, join=join)
+    """Both are softmax over all positions, and rows within the first split have the bits of no splits."""
+    (file, s), (position, rows, split_pages) = SPLIT_SHAPES[name], SPLITS[case]
+    dtype, stored = ACTIVATIONS[activation]
+    cache = Cache.random(rng, s, [position + rows], dtype if s.dim in (64, 256) else BF16)
+    library, join = kernels(file, activation), kernels("attention_prefill", activation)
+    arguments = (library, s, cache, rows_of(rng, s, rows, dtype), position)
+    walked = on_every_seed(sim, lambda: attend_rows(sim, *arguments, split_pages=split_pages))
+    joined = on_every_seed(sim, lambda: attend_rows(sim, *arguments, split_pages=split_pages, join=join))
+    assert walked.tobytes() == joined.tobytes()
+    atol = 4e-6 + (2.0**-9 * 3 if file == "attention_tensor" and dtype == BF16 else 0)
+    np.testing.assert_allclose(
+        walked.astype(np.float64), wanted(s, cache, arguments[3], position), rtol=stored, atol=atol
     )
-    np.testing.assert_allclose(found, wanted(s, cache, projected, 185), atol=4e-6)
+    first = max(0, min(rows, split_pages * PAGE - position))
+    assert walked[:first].tobytes() == attend_rows(sim, *arguments)[:first].tobytes()
 
 
 @pytest.mark.parametrize(("file", "s"), FILE_SHAPES)
-def test_rows_within_the_first_split_have_the_bits_of_none(
+def test_chunks_of_any_size_walk_to_the_same_bits(
     sim: Any, kernels: Any, rng: Any, file: str, s: Shape
 ) -> None:
-    """Of 30 rows the first 13 have positions below 128, where the second split of two pages begins."""
-    cache = Cache.random(rng, s, [145], BF16)
-    projected = rows_of(rng, s, 30, BF16)
-    library, join = kernels(file), kernels("attention_prefill")
-    whole = attend_rows(sim, library, s, cache, projected, 115)
-    split = attend_rows(sim, library, s, cache, projected, 115, split_pages=2, join=join)
-    assert split[:13].tobytes() == whole[:13].tobytes()
-    np.testing.assert_allclose(split.astype(float), whole.astype(float), rtol=2.0**-7, atol=1e-3)
+    """Each row's splits are its own, whatever those of the rows in its tile."""
+    cache = Cache.random(rng, s, [290], BF16)
+    projected = rows_of(rng, s, 190, BF16)
+    library = kernels(file)
+    whole = attend_rows(sim, library, s, cache, projected, 100, split_pages=1)
+    for sizes in ([1, 189], [92, 98], [27, 101, 62]):
+        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        parts = [
+            attend_rows(sim, library, s, cache, projected[b : b + n], 100 + int(b), split_pages=1)
+            for b, n in zip(begins, sizes, strict=True)
+        ]
+        assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("pack", [1, 2, 3])
@@ -187,6 +222,23 @@ def test_keys_and_values_are_read_once_per_kv_head_and_tile(
         assert once <= work.bytes_read <= once + own + 64
         padding = 4 if pack == 1 else 1  # eight of 32 rows; queries of the others repeat the last
         assert reads * once <= work.bytes_loaded <= reads * once * 1.02 + padding * 2 * own
+
+
+@pytest.mark.parametrize("file", ["attention_prefill", "attention_tensor"])
+def test_a_walk_keeps_a_result_per_row_and_split(sim: Any, kernels: Any, rng: Any, file: str) -> None:
+    """Keys and values are read as often as without splits; what is kept is written and read in between."""
+    s = Shape(heads=8, kv_heads=1, dim=256, rotary=64, layers=1, layer=0)
+    cache = Cache.random(rng, s, [320], BF16)
+    projected = rows_of(rng, s, 4, BF16)
+    loaded, stored = [], []
+    for split_pages in (0, 1):
+        sim.log_dispatches()
+        attend_rows(sim, kernels(file), s, cache, projected, 316, split_pages=split_pages)
+        (work,) = sim.dispatches()
+        loaded.append(work.bytes_loaded)
+        stored.append(work.bytes_stored)
+    kept = 4 * 4 * s.heads * s.dim
+    assert loaded[1] - loaded[0] == stored[1] - stored[0] == 4 * kept
 
 
 @pytest.mark.parametrize("file", ["attention_prefill", "attention_tensor"])

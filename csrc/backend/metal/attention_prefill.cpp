@@ -58,30 +58,21 @@ class AttendRows final : public Step {
           tensor_attend_(b.kernels.common(), kTensorFamily, cached_kernel("attend_rows", b.kv)),
           join_(b.kernels.common(), kFamily, "join_splits") {}
 
-    // Beyond a split's length results of splits are kept until they are joined, of some rows at a time.
     void encode(const Block& block, Pass& pass) const override {
-        const uint32_t splits = divided(block.cache_pages, kRowSplitPages);
-        if (splits <= 1) {
-            attend(block, 0, block.rows, block.table_stride, 1, pass);
-            return;
-        }
-        const uint32_t whole_tiles = std::max(1u, buffers_.cells / splits / tile_.rows());
-        const uint32_t most = whole_tiles * tile_.rows();
-        for (uint32_t first = 0; first < block.rows; first += most) {
-            const uint32_t rows = std::min(most, block.rows - first);
-            attend(block, first, rows, kRowSplitPages, splits, pass);
-            join(block, first, rows, splits, pass);
-        }
+        const Extent tiles = tile_.groups(shape_, block.rows);
+        const RowSplits splits(block.rows, tiles.x * tiles.y, block.cache_pages, buffers_.cells);
+        attend(block, tiles, splits, pass);
+        if (splits.apart > 1) join(block, splits.apart, pass);
     }
 
   private:
-    Range projected(uint32_t first, uint32_t rows) const {
+    Range projected(uint32_t rows) const {
         const auto width = static_cast<size_t>(shape_.projected());
-        return elements(buffers_.activations[size_t(projected_)], first * width, rows * width, element_);
+        return elements(buffers_.activations[size_t(projected_)], 0, rows * width, element_);
     }
-    Range out(uint32_t first, uint32_t rows) const {
+    Range out(uint32_t rows) const {
         const auto width = static_cast<size_t>(shape_.queries());
-        return elements(buffers_.activations[size_t(out_)], first * width, rows * width, element_);
+        return elements(buffers_.activations[size_t(out_)], 0, rows * width, element_);
     }
     Range partial(uint32_t cells) const {
         return elements(buffers_.row_partial, 0, cells * static_cast<size_t>(shape_.queries()));
@@ -89,41 +80,44 @@ class AttendRows final : public Step {
     Range statistics(uint32_t cells) const {
         return elements(buffers_.row_statistics, 0, cells * static_cast<size_t>(2 * shape_.heads));
     }
-    static Range positions(const Block& block, uint32_t first, uint32_t rows) {
-        return {*block.positions->buffer, block.positions->offset + size_t{4} * first, size_t{4} * rows};
+    AttentionRowsShape structure(uint32_t rows, uint32_t splits) const {
+        return metal::structure(shape_, kv_, cache_, tile_.pack, rows, kRowSplitPages, splits);
     }
 
-    void attend(const Block& block, uint32_t first, uint32_t rows, uint32_t split_pages, uint32_t splits,
-                Pass& pass) const {
+    void attend(const Block& block, Extent groups, const RowSplits& splits, Pass& pass) const {
+        const uint32_t rows = block.rows;
         const size_t table = size_t{4} * block.table_stride;
         const Range pages(*block.pages->buffer, block.pages->offset + block.parts.at(0).sequence * table,
                           table);
-        const Range in = projected(first, rows), result = out(first, rows);
-        const bool whole = splits == 1;
+        const Range in = projected(rows), result = out(rows);
+        const bool apart = splits.apart > 1;
+        const Argument nothing = unused(*result.buffer);
+        // A walk writes what it keeps after all splits but the last, and reads it after all but the first.
+        const uint64_t kept = partial(rows).bytes * (apart ? splits.apart : 2 * (splits.count - 1));
         const uint64_t cached =
             uint64_t{block.cache_pages} * static_cast<uint64_t>(2 * kv_.kv_heads * kv_.plane_bytes());
         const uint64_t length = uint64_t{block.cache_pages} * kPageTokens;
-        const uint64_t pairs = rows * (length - std::min<uint64_t>(length, block.rows / 2));
-        const uint64_t written = whole ? result.bytes : partial(rows * splits).bytes;
-        Extent groups = tile_.groups(shape_, rows);
-        groups.z = splits;
+        const uint64_t pairs = rows * (length - std::min<uint64_t>(length, rows / 2));
+        groups.z = splits.apart;
         pass.launch(by_tensors_ ? tensor_attend_() : attend_(),
-                    {reads(in), reads(positions(block, first, rows)), reads(pages), reads(*block.cache),
-                     whole ? writes(result) : unused(*result.buffer),
-                     whole ? unused(*result.buffer) : writes(partial(rows * splits)),
-                     whole ? unused(*result.buffer) : writes(statistics(rows * splits)),
-                     constant(structure(shape_, kv_, cache_, tile_.pack, rows, split_pages, splits))},
+                    {reads(in), reads(*block.positions), reads(pages), reads(*block.cache),
+                     apart ? nothing : writes(result),
+                     apart              ? writes(partial(rows * splits.apart))
+                     : splits.count > 1 ? updates(partial(rows))
+                                        : nothing,
+                     apart ? writes(statistics(rows * splits.apart)) : nothing,
+                     constant(structure(rows, splits.apart))},
                     groups, {kThreads},
-                    {in.bytes + written + cached, 2 * pairs * static_cast<uint64_t>(shape_.queries())});
+                    {in.bytes + kept + (apart ? 0 : result.bytes) + cached,
+                     2 * pairs * static_cast<uint64_t>(shape_.queries())});
     }
 
-    void join(const Block& block, uint32_t first, uint32_t rows, uint32_t splits, Pass& pass) const {
-        pass.launch(
-            join_(),
-            {reads(partial(rows * splits)), reads(statistics(rows * splits)), reads(projected(first, rows)),
-             reads(positions(block, first, rows)), writes(out(first, rows)),
-             constant(structure(shape_, kv_, cache_, tile_.pack, rows, kRowSplitPages, splits))},
-            {static_cast<uint32_t>(shape_.heads), rows}, {static_cast<uint32_t>(shape_.head_dim)});
+    void join(const Block& block, uint32_t splits, Pass& pass) const {
+        const uint32_t rows = block.rows;
+        pass.launch(join_(),
+                    {reads(partial(rows * splits)), reads(statistics(rows * splits)), reads(projected(rows)),
+                     reads(*block.positions), writes(out(rows)), constant(structure(rows, splits))},
+                    {static_cast<uint32_t>(shape_.heads), rows}, {static_cast<uint32_t>(shape_.head_dim)});
     }
 
     AttentionShape shape_;

@@ -22,15 +22,6 @@ size_t most_blocks(const Sizes& sizes, int64_t block_rows, bool fitted) {
     return most;
 }
 
-// Rows times splits whose attention is kept at a time: as many as take no memory, since the delta rule has
-// it, but those of some rows at any length.
-uint32_t row_cells(const Sizes& sizes, size_t free_bytes, int64_t positions) {
-    const uint32_t splits = divided(static_cast<uint64_t>(positions), kRowSplitPages * kPageTokens);
-    if (splits <= 1 || sizes.partial == 0) return 0;
-    const size_t cell = 4 * (sizes.partial + sizes.statistics);
-    return std::max(kFewestSplitRows * splits, static_cast<uint32_t>(free_bytes / cell));
-}
-
 // What is for kMostRows rows.
 struct StepBuffer {
     const char* name;
@@ -106,7 +97,11 @@ BufferPlan Buffers::plan_block(std::span<const ActivationUse> uses, const Sizes&
     const size_t delta_rule = (element * sizes.mixed + 4 * sizes.gates) * rows;
     plan.add("mixed rows", Needed::in_delta_rule, element * rows * sizes.mixed, &mixed);
     plan.add("gates", Needed::in_delta_rule, 4 * rows * sizes.gates, &gates);
-    cells = row_cells(sizes, delta_rule, positions);
+    const size_t cell = 4 * (sizes.partial + sizes.statistics);
+    cells = cell == 0
+                ? 0
+                : RowSplits::cells(static_cast<uint32_t>(block_rows),
+                                   divided(static_cast<uint64_t>(positions), kPageTokens), delta_rule / cell);
     plan.add("attention in splits", Needed::in_attention, 4 * cells * sizes.partial, &row_partial);
     plan.add("statistics of splits", Needed::in_attention, 4 * cells * sizes.statistics, &row_statistics);
     plan.add("router logits", Needed::in_mixture, 4 * rows * sizes.router_logits, &router_logits);

@@ -54,9 +54,9 @@ struct Buffers {
     Placed counts;                    // [experts, rows / 32]
     Placed blocks;                    // [capacity] of four numbers
     Placed products;                  // of experts, [rows, slots, hidden]; before, of gate and up apart
-    Placed row_partial;               // [cells, head_dim] of attention in splits, for each head
-    Placed row_statistics;            // [cells]
-    uint32_t cells = 0;               // rows times splits
+    Placed row_partial;               // [cells, heads, head_dim] of attention in splits
+    Placed row_statistics;            // [cells, heads, 2]
+    uint32_t cells = 0;               // of RowSplits
     Placed expanded;                  // weights of one product, without `compressed_weights`
     DeviceBuffer last_hidden;         // [rows of a batch, hidden]: of the last one, for a draft head
     // For kMostRows rows.

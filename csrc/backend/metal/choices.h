@@ -9,12 +9,14 @@
 // weights                  stored format      _b<bits> affine, _b16 _f16 _f32, _mxfp4 _mxfp8 _nvfp4
 // heads per cache read     heads per KV head  _h1 for one, else _h4
 // pages per split          a row's length     1, from kMediumFrom 4, from kLongFrom 16; of many rows 256
+// splits of many rows      tiles, memory      walked by a tile's threadgroup, or apart and joined: RowSplits
 // output projection        its input          project_add_heads after delta_rule, else project_add
 // shared expert            its format         the routed experts' launch if equal, else its own
 // gate and up              their formats      one launch if equal, else the pieces of unfused.h
 // choice of a token        what it asks for   argmax; sample_bins and sample; adjust_logits before them
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -60,7 +62,32 @@ struct Outputs {
 // Attention of many rows is split at multiples of so many pages: where tiles of a few rows would leave most
 // of the GPU idle. The places are fixed, so that a row's bits don't depend on the rows beside it.
 constexpr uint32_t kRowSplitPages = 256;
-constexpr uint32_t kFewestSplitRows = 64;  // of a launch
+// So many rows have their splits apart at any length.
+constexpr uint32_t kFewestSplitRows = 64;
+// Tiles that leave no core of the largest GPU idle: 80 of them, each with the memory for two threadgroups.
+constexpr uint32_t kFillingTiles = 160;
+
+// How a block of many rows attends: in one launch, or apart and then joined. What is kept of a row has a cell
+// of memory for each of the splits that run apart; one, for all, where they are walked.
+struct RowSplits {
+    uint32_t count;  // of the context
+    uint32_t apart;  // threadgroups of a tile
+
+    RowSplits(uint32_t rows, uint32_t tiles, uint32_t pages, uint32_t cells)
+        : count(of(pages)), apart(tiles < kFillingTiles && uint64_t{rows} * count <= cells ? count : 1) {}
+    uint32_t launches() const { return apart == 1 ? 1 : 2; }
+    // Of so many pages.
+    static constexpr uint32_t of(uint64_t pages) {
+        return static_cast<uint32_t>((pages + kRowSplitPages - 1) / kRowSplitPages);
+    }
+    // Cells for blocks of at most so many rows of sequences of so many pages: those for which there is memory
+    // anyway, but at least those of one walk and of kFewestSplitRows apart.
+    static constexpr uint32_t cells(uint32_t rows, uint64_t pages, uint64_t with_memory) {
+        if (of(pages) <= 1) return 0;
+        const uint32_t fewest = std::max(rows, kFewestSplitRows * of(pages));
+        return std::max(fewest, static_cast<uint32_t>(with_memory));
+    }
+};
 
 constexpr uint32_t kMediumFrom = 4096;
 constexpr uint32_t kLongFrom = 32768;
