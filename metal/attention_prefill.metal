@@ -13,9 +13,8 @@
 //              until the next is merged into it. With splits > 1 each leaves partial [rows, heads, splits, D]
 //              and statistics [rows, heads, splits] = (top, total) instead of out.
 // join_splits  out from what splits > 1 left, merged as a walk does, to the same bits: for few rows and a
-// long
-//              context, where tiles alone don't fill the GPU. Launch: (heads, rows) threadgroups of D
-//              threads.
+//              long context, where tiles alone don't fill the GPU.
+//              Launch: (heads, rows) threadgroups of D threads.
 //
 // Rows must be rotated and in the cache (rotary_append): row i has position positions[0] + i. projected,
 // cache and pages are those of attention.metal; `pages` begins at this sequence's table.

@@ -26,7 +26,7 @@ class Engine:
         state_passes: times that the recurrent state crosses memory in a decoded token.
         packed_from: context from which query heads share the reads of keys and values.
         chunk: prompt tokens computed together.
-        chunk_gdn, chunk_attention: launches of a layer in a chunk.
+        chunk_gdn, chunk_attention: launches of a layer in a whole chunk, at any context.
     """
 
     name: str

@@ -44,19 +44,17 @@ def long_folder(folder: Path, tmp_path: Path) -> Path:
     return with_positions(folder, tmp_path / "long", LONG)
 
 
-def documented(shape: Shape, rows: int, element: int = 2) -> int:
-    """Bytes of a block, by the formula of docs/metal-prefill.md."""
+def documented(shape: Shape, rows: int, element: int = 2, positions: int = 4096) -> int:
+    """Bytes of a block for sequences of so many positions, by the formula of docs/metal-prefill.md."""
     hidden, slots = shape.hidden, shape.top_k + (shape.shared_width > 0)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     values = shape.value_heads * shape.gdn_dim
     projected = max(shape.conv_channels + values + 2 * shape.value_heads, 2 * queries + 2 * keys)
     always = rows * (4 * hidden + element * hidden + 4)
-    layer = rows * (
-        element * projected
-        + element * shape.conv_channels
-        + 4 * (2 * shape.value_heads + shape.key_heads)
-        + element * max(values, queries)
-    )
+    delta = rows * (element * shape.conv_channels + 4 * (2 * shape.value_heads + shape.key_heads))
+    splits, cell = -(-positions // 16384), 4 * (queries + 2 * shape.heads)
+    cells = max(rows, 64 * splits, delta // cell) if splits > 1 else 0
+    mixer = rows * element * (projected + max(values, queries)) + max(delta, cells * cell)
     stride = max(shape.moe_width, shape.shared_width)
     tile = 64 if rows * shape.top_k >= 64 * shape.experts else 8
     capacity = -(-rows * shape.top_k // tile) + shape.experts + -(-rows // tile)
@@ -65,7 +63,7 @@ def documented(shape: Shape, rows: int, element: int = 2) -> int:
         + element * slots * stride + element * slots * hidden
     )  # fmt: skip
     mixture += 4 * shape.experts * -(-rows // 32) + 16 * capacity
-    return always + max(layer, mixture)
+    return always + max(mixer, mixture)
 
 
 @pytest.mark.parametrize("rows", [512, 2048])
@@ -77,6 +75,18 @@ def test_a_block_takes_what_is_documented(folder: Path, rows: int, ablate: tuple
     wanted = documented(MOE, rows, 4 if ablate else 2)
     assert wanted <= stated <= wanted + PAGE + 30 * 256 + 0.01 * wanted
     assert f"{stated / 2**20:.2f} MiB for prompts of {rows} rows at a time" in model.backend
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(4, 64), (32, 64), (32, 2048)])
+def test_attention_in_splits_takes_what_is_documented(
+    tiny: Callable[..., Path], tmp_path: Path, heads: int, rows: int
+) -> None:
+    """Whether or not it takes more than the delta rule, and a cell a row more than those of few rows."""
+    shape = replace(MOE, heads=heads)
+    folder = with_positions(tiny(shape, "mlx-4bit-g64", dtype="bfloat16"), tmp_path / "long", LONG)
+    stated = load(folder, chunk=rows).memory["prompt buffers"]
+    wanted = documented(shape, rows, positions=LONG)
+    assert wanted <= stated <= wanted + PAGE + 30 * 256 + 0.01 * wanted
 
 
 def test_a_chunk_suits_the_backend_unless_it_is_given(folder: Path) -> None:
