@@ -109,12 +109,18 @@ class RotaryAppendStep final : public AttentionStep {
                     {updates(x), reads(*q_norm_), reads(*k_norm_), reads(*coarse_), reads(*fine_),
                      reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      updates(*block.cache), constant(parameters(block))},
-                    {divided(heads, 4), block.rows}, {kThreads}, 2 * x.bytes);
+                    {divided(heads, 4), block.rows}, {kThreads},
+                    {.read = x.bytes, .written = x.bytes + appended(block)});
     }
 
   private:
     static constexpr const char* kUnfused = "unfused_attention";
     static constexpr uint32_t kHeadThreads = 32;
+
+    // Bytes of the rows' keys and values in this layer.
+    uint64_t appended(const Block& block) const {
+        return block.rows * static_cast<uint64_t>(2 * kv_.kv_heads * kv_.plane_bytes() / kPageTokens);
+    }
 
     void encode_pieces(const Block& block, const Range& x, uint32_t heads, Pass& pass) const {
         const AttentionParameters shape = parameters(block);
@@ -123,11 +129,11 @@ class RotaryAppendStep final : public AttentionStep {
                     {heads, block.rows}, {kHeadThreads});
         pass.launch(rotate_(),
                     {updates(x), reads(*coarse_), reads(*fine_), reads(*block.positions), constant(shape)},
-                    {heads, block.rows}, {kHeadThreads}, 2 * x.bytes);
+                    {heads, block.rows}, {kHeadThreads}, {.read = x.bytes});
         pass.launch(append_(),
                     {reads(x), reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      updates(*block.cache), constant(shape)},
-                    {kv_heads, block.rows}, {kHeadThreads}, x.bytes);
+                    {kv_heads, block.rows}, {kHeadThreads}, {.read = x.bytes, .written = appended(block)});
     }
 
     Activation projected_;
@@ -165,13 +171,13 @@ class AttendStep final : public AttentionStep {
                     {reads(x), reads(*block.positions), reads(*block.sequences), reads(*block.pages),
                      reads(*block.cache), writes(partial), writes(statistics), constant(shape)},
                     {packs, block.splits, block.rows}, {kThreads},
-                    block.rows * readings * cache_bytes(block) + results);
+                    {.read = x.bytes + block.rows * readings * cache_bytes(block), .written = results});
         const Range out = elements(buffers_.activations[size_t(out_)], 0, block.rows * heads * dim, element_);
         pass.launch(combine_(),
                     {reads(partial), reads(statistics), reads(x), reads(*block.positions), writes(out),
                      constant(shape)},
                     {static_cast<uint32_t>(heads), static_cast<uint32_t>(dim / 32), block.rows},
-                    {kCombineThreads}, results + out.bytes);
+                    {kCombineThreads}, {.read = results + x.bytes});
     }
 
   private:

@@ -93,7 +93,7 @@ class AttendRows final : public Step {
         const bool apart = splits.apart > 1;
         const Argument nothing = unused(*result.buffer);
         // A walk writes what it keeps after all splits but the last, and reads it after all but the first.
-        const uint64_t kept = partial(rows).bytes * (apart ? splits.apart : 2 * (splits.count - 1));
+        const uint64_t walked = apart ? 0 : partial(rows).bytes * (splits.count - 1);
         const uint64_t cached =
             uint64_t{block.cache_pages} * static_cast<uint64_t>(2 * kv_.kv_heads * kv_.plane_bytes());
         const uint64_t length = uint64_t{block.cache_pages} * kPageTokens;
@@ -108,8 +108,9 @@ class AttendRows final : public Step {
                      apart ? writes(statistics(rows * splits.apart)) : nothing,
                      constant(structure(rows, splits.apart))},
                     groups, {kThreads},
-                    {in.bytes + kept + (apart ? 0 : result.bytes) + cached,
-                     2 * pairs * static_cast<uint64_t>(shape_.queries())});
+                    {.read = in.bytes + cached + walked,
+                     .written = apart ? partial(rows * splits.apart).bytes : result.bytes + walked,
+                     .multiply_adds = 2 * pairs * static_cast<uint64_t>(shape_.queries())});
     }
 
     void join(const Block& block, uint32_t splits, Pass& pass) const {

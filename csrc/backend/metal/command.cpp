@@ -200,8 +200,9 @@ void Pass::launch(const Kernel& kernel, std::span<const Argument> arguments, Ext
         bytes_read += is_read(argument.access) ? argument.bytes : 0;
         bytes_written += is_written(argument.access) ? argument.bytes : 0;
     }
-    if (work.bytes == 0) work.bytes = bytes_read + bytes_written;
-    const uint64_t load = work.bytes + work.multiply_adds / kMultiplyAddsPerByte;
+    if (work.read == 0) work.read = bytes_read;
+    if (work.written == 0) work.written = bytes_written;
+    const uint64_t load = work.read + work.written + work.multiply_adds / kMultiplyAddsPerByte;
     if (encoder_ && work_ > 0 && work_ + load > stream_.options_.command_buffer_bytes) close_command_buffer();
     if (!encoder_) open_command_buffer();
 
@@ -234,9 +235,8 @@ void Pass::launch(const Kernel& kernel, std::span<const Argument> arguments, Ext
     ++counts.launches;
     counts.stages += stage_open_ ? 0 : 1;
     stage_open_ = true;
-    counts.bytes_read += bytes_read;
-    counts.bytes_written += bytes_written;
-    counts.work += work.bytes;
+    counts.bytes_read += work.read;
+    counts.bytes_written += work.written;
     counts.multiply_adds += work.multiply_adds;
 }
 

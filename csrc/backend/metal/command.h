@@ -69,20 +69,18 @@ struct Extent {
     uint64_t count() const { return uint64_t{x} * y * z; }
 };
 
-// What a stream has encoded. Bytes are those of the declared ranges.
+// What a stream has encoded.
 struct Counts {
     uint64_t passes = 0, command_buffers = 0, launches = 0, barriers = 0;
     uint64_t stages = 0;  // groups of launches that nothing orders among themselves
-    uint64_t bytes_read = 0, bytes_written = 0;
-    uint64_t work = 0;           // bytes by the launches' own estimates: of the chosen experts instead of all
-    uint64_t multiply_adds = 0;  // by the same
+    uint64_t bytes_read = 0, bytes_written = 0, multiply_adds = 0;  // the sums of Work
 };
 
 // What a launch costs, by its own estimate.
 struct Work {
-    Work(uint64_t bytes = 0, uint64_t multiply_adds = 0) : bytes(bytes), multiply_adds(multiply_adds) {}
-    uint64_t bytes;          // moved; 0 takes the sum of the declared ranges
-    uint64_t multiply_adds;  // of matrices
+    uint64_t read = 0;     // bytes; 0 takes the declared ranges, of all experts instead of the chosen ones
+    uint64_t written = 0;  // the same
+    uint64_t multiply_adds = 0;  // of matrices, if there are many rows
 };
 
 struct StreamOptions {

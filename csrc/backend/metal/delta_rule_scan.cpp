@@ -69,9 +69,9 @@ class DeltaRuleRows final : public Step {
             recur_(),
             {reads(mixed), reads(gates), updates(matrices), writes(out), constant(structure(rows, kUnitEps))},
             {divided(static_cast<uint64_t>(shape_.value_dim), columns_), heads}, {kThreads},
-            {0, uint64_t{rows} * 3 * matrices.bytes / 4});
+            {.multiply_adds = uint64_t{rows} * 3 * matrices.bytes / 4});
         pass.launch(gate_(), {updates(out), reads(projected), reads(*norm_), constant(structure(rows, eps_))},
-                    {divided(heads, kSimdgroups), rows}, {kThreads}, 3 * out.bytes);
+                    {divided(heads, kSimdgroups), rows}, {kThreads}, {.read = 2 * out.bytes});
     }
 
   private:

@@ -113,7 +113,7 @@ class RouteRows final : public Step {
                          reads(elements(buffers_.inverses, 0, rows)), writes(own),
                          constant(RowsShape{rows, w.cols, w.rows, columns_, w.group_shift, eps_})},
                         {divided(w.rows, kRouteColumns), divided(rows, kRouteRows)}, {kRouteThreads},
-                        {0, uint64_t{rows} * w.rows * w.cols});
+                        {.multiply_adds = uint64_t{rows} * w.rows * w.cols});
         }
         if (on_gpu_) list_rows(rows, pass);
     }
@@ -212,7 +212,7 @@ class ExpertProduct {
                         {codes, scales, biases, shared_codes, shared_scales, shared_biases, reads(in),
                          reads(entries), reads(blocks), writes(out), constant(structure(part))},
                         {groups, listing_.routing(rows).capacity}, {tile.threads},
-                        work(part, rows, in.bytes + out.bytes + entries.bytes + blocks.bytes));
+                        work(part, rows, in.bytes + entries.bytes + blocks.bytes, out.bytes));
         }
     }
 
@@ -236,12 +236,13 @@ class ExpertProduct {
         Part part;
     };
 
-    // Each expert that has rows is read once; activations are those of the part's entries.
-    Work work(Part part, uint32_t rows, uint64_t activations) const {
+    // Each expert that has rows is read once; `read` and `written` are shared out by the part's entries.
+    Work work(Part part, uint32_t rows, uint64_t read, uint64_t written) const {
         const auto slots = static_cast<uint64_t>(shape_.slots()), top_k = static_cast<uint64_t>(shape_.top_k);
-        Work work(activations * (part == kAll ? slots : part == kRouted ? top_k : 1) / slots);
+        const uint64_t own = part == kAll ? slots : part == kRouted ? top_k : 1;
+        Work work{.read = read * own / slots, .written = written * own / slots};
         const auto add = [&](const Operand& operand, uint64_t matrices, uint64_t multiplied) {
-            work.bytes += matrices * operand.matrix_bytes();
+            work.read += matrices * operand.matrix_bytes();
             work.multiply_adds += multiplied * operand.stored().rows * operand.stored().cols;
         };
         if (part != kShared) add(*routed_, listing_.busy(rows), listing_.multiplied(rows));

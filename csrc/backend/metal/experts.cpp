@@ -168,7 +168,9 @@ class ExpertsUpStep final : public ExpertStep {
     void encode(const Block& block, Pass& pass) const override {
         const size_t rows = block.rows;
         const size_t hidden = launches_[0].parameters.hidden;
-        const size_t logits = static_cast<size_t>(shape_.experts + (shape_.slots() - shape_.top_k));
+        const size_t columns = static_cast<size_t>(shape_.experts + (shape_.slots() - shape_.top_k));
+        const Range in = elements(buffers_.activations[size_t(in_)], 0, rows * hidden, element_);
+        const Range logits = elements(buffers_.router_logits, 0, rows * columns);
         for (const Launch& l : launches_) {
             const bool routes = l.parameters.first_slot == 0;  // the first launch writes the routing
             const Range routing = elements(buffers_.activations[size_t(routing_)], 0, rows * routing_width());
@@ -178,12 +180,11 @@ class ExpertsUpStep final : public ExpertStep {
                 std::max(routes ? l.parameters.width : 0, both || !routes ? l.parameters.shared_width : 0);
             pass.launch(l.kernel(),
                         {reads(l.routed->codes), reads(l.routed->scales), reads(l.routed->biases),
-                         reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases),
-                         reads(elements(buffers_.activations[size_t(in_)], 0, rows * hidden, element_)),
-                         reads(elements(buffers_.router_logits, 0, rows * logits)), writes(out),
-                         routes ? writes(routing) : unused(*routing.buffer), constant(l.parameters)},
+                         reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases), reads(in),
+                         reads(logits), writes(out), routes ? writes(routing) : unused(*routing.buffer),
+                         constant(l.parameters)},
                         {divided(width, outputs_.pieces()), l.parameters.slots, block.rows},
-                        {kProjectThreads}, rows * l.work);
+                        {kProjectThreads}, {.read = rows * l.work + in.bytes + logits.bytes});
         }
         if (shared_) shared_->encode(block, pass);
     }
@@ -206,15 +207,16 @@ class ExpertsDownStep final : public ExpertStep {
     void encode(const Block& block, Pass& pass) const override {
         const size_t rows = block.rows;
         const size_t hidden = launches_[0].parameters.hidden;
+        const Range in = elements(buffers_.activations[size_t(in_)], 0, rows * row_width(), element_);
+        const Range routing = elements(buffers_.activations[size_t(routing_)], 0, rows * routing_width());
+        const Range sum = elements(buffers_.activations[size_t(residual_)], 0, rows * hidden);
         for (const Launch& l : launches_) {
             pass.launch(l.kernel(),
                         {reads(l.routed->codes), reads(l.routed->scales), reads(l.routed->biases),
-                         reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases),
-                         reads(elements(buffers_.activations[size_t(in_)], 0, rows * row_width(), element_)),
-                         reads(elements(buffers_.activations[size_t(routing_)], 0, rows * routing_width())),
-                         updates(elements(buffers_.activations[size_t(residual_)], 0, rows * hidden)),
-                         constant(l.parameters)},
-                        {divided(hidden, outputs_.add()), 1, block.rows}, {kAddThreads}, rows * l.work);
+                         reads(l.shared->codes), reads(l.shared->scales), reads(l.shared->biases), reads(in),
+                         reads(routing), updates(sum), constant(l.parameters)},
+                        {divided(hidden, outputs_.add()), 1, block.rows}, {kAddThreads},
+                        {.read = rows * l.work + in.bytes + routing.bytes + sum.bytes});
         }
     }
 

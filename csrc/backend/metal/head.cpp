@@ -54,7 +54,7 @@ class EmbedStep final : public Step {
         pass.launch(kernel_(),
                     {reads(table_->codes), reads(table_->scales), reads(table_->biases), reads(*block.tokens),
                      writes(out), constant(EmbedShape{block.rows, table_->cols, table_->group_shift})},
-                    {divided(table_->cols, kEmbedColumns), block.rows}, {kEmbedThreads}, 2 * out.bytes);
+                    {divided(table_->cols, kEmbedColumns), block.rows}, {kEmbedThreads}, {.read = out.bytes});
     }
 
   private:
@@ -127,7 +127,7 @@ class HeadStep final : public Step {
                 adjust_(),
                 {updates(logits), updates(best), reads(*chosen.options), reads(adjusted->slots),
                  reads(adjusted->counts), reads(adjusted->bias), reads(adjusted->masks), constant(shape)},
-                {divided(groups, kAdjustGroups), chosen.rows}, {kAdjustThreads}, 3 * logits.bytes);
+                {divided(groups, kAdjustGroups), chosen.rows}, {kAdjustThreads}, {.read = 2 * logits.bytes});
         }
         pass.launch(bins_(),
                     {reads(logits), reads(best), reads(*chosen.options), updates(bins), constant(shape)},
@@ -137,7 +137,8 @@ class HeadStep final : public Step {
                      writes(chosen.keys), updates(chosen.positions),
                      adjusted ? reads(adjusted->slots) : unused(*chosen.sources.buffer),
                      adjusted ? updates(adjusted->counts) : unused(buffers_.bins), constant(shape)},
-                    {chosen.rows}, {kSampleThreads}, adjusted ? 2 * logits.bytes : 0);
+                    {chosen.rows}, {kSampleThreads},
+                    {.read = logits.bytes + bins.bytes, .written = bins.bytes});
     }
 
   private:

@@ -27,7 +27,7 @@ class DenseProduct {
                     {codes, scales, biases, reads(in), out,
                      constant(RowsShape{rows, w.cols, outputs, out_stride, w.group_shift, eps})},
                     {divided(outputs, tile.*columns), divided(rows, tile.rows)}, {tile.threads},
-                    {0, uint64_t{rows} * w.rows * w.cols});
+                    {.multiply_adds = uint64_t{rows} * w.rows * w.cols});
     }
 
   private:

@@ -199,7 +199,8 @@ class MetalBackend final : public Backend {
                 {"launches", c.launches},
                 {"barriers", c.barriers},
                 {"stages", c.stages},
-                {"bytes", c.work},
+                {"bytes read", c.bytes_read},
+                {"bytes written", c.bytes_written},
                 {"multiply-adds", c.multiply_adds}};
     }
 

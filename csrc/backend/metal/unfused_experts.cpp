@@ -82,7 +82,7 @@ class ExpertProducts {
                          reads(s.biases), reads(in), with_routed ? reads(routing) : unused(*routing.buffer),
                          writes(out), constant(shape)},
                         {divided(most, outputs_.pieces()), l.slots, rows}, {kThreads},
-                        rows * l.work + in.bytes + out.bytes);
+                        {.read = rows * l.work + in.bytes});
         }
     }
 

@@ -1,7 +1,8 @@
 """What each optimisation of the Metal backend does to a prompt and to a token: launches, bytes, time.
 
-The counts are of the command stream: bytes and multiply-adds of matrices are the launches' own estimates,
-which leave out what caches serve. They are the same on every machine; tokens per second are this machine's.
+The counts are of the command stream: bytes, and a prompt's multiply-adds of matrices, are the launches' own
+estimates, which leave out what caches serve. They are the same on every machine; tokens per second are this
+machine's.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ METAL_ABLATIONS = {
 }
 """What is switched off, one at a time."""
 
-COUNTS = ("launches", "stages", "barriers", "command buffers", "bytes", "multiply-adds")
+COUNTS = ("launches", "stages", "barriers", "command buffers", "bytes read", "bytes written", "multiply-adds")
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,14 @@ def _counted(model: _core.Model, work: Callable[[], None], times: int) -> tuple[
 
 
 def cost_table(costs: Sequence[AblationCost], phase: Literal["prompt", "token"]) -> str:
-    """Return a Markdown table of one phase, a line for each ablation."""
+    """Return a Markdown table of one phase, a line for each ablation; multiply-adds are of prompts only."""
+    millions = ["bytes read", "bytes written", *(["multiply-adds"] if phase == "prompt" else [])]
     rows = []
     for cost in costs:
         of_phase = cost.prompt if phase == "prompt" else cost.token
-        numbers = [f"{of_phase.counts[name]:.0f}" for name in COUNTS[:-2]]
-        numbers += [f"{of_phase.counts[name] / 1e6:,.3f}" for name in COUNTS[-2:]]
+        numbers = [f"{of_phase.counts[name]:.0f}" for name in COUNTS[:-3]]
+        numbers += [f"{of_phase.counts[name] / 1e6:,.3f}" for name in millions]
         label = f"`{cost.switched_off}`" if cost.switched_off else "nothing"
         rows.append([label, *numbers, f"{of_phase.tokens_per_second:,.1f}"])
-    return markdown_table(["switched off", *COUNTS[:-2], "MB", "M multiply-adds", "tok/s"], rows)
+    titles = ["MB read", "MB written", "M multiply-adds"][: len(millions)]
+    return markdown_table(["switched off", *COUNTS[:-3], *titles, "tok/s"], rows)
