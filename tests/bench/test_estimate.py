@@ -7,7 +7,7 @@ import pytest
 from lily_py.bench.chips import CHIPS, find_chip
 from lily_py.bench.cli import main
 from lily_py.bench.estimate import PUBLISHED, calibrate, calibration_error, lily_estimate
-from lily_py.bench.metal_work import LILY, PUBLIC, decode_work, prompt_work
+from lily_py.bench.metal_work import LILY, LILY_TENSOR, PUBLIC, decode_work, prompt_work
 from lily_py.bench.shapes import SHAPES
 from lily_py.errors import InvalidArgumentError
 
@@ -39,6 +39,13 @@ def test_a_prompt_is_cut_into_chunks_and_costs_its_operations() -> None:
     # 163,840 operations for each pair of a query and a key
     assert sum(c.attention_operations for c in chunks) == 163_840 * (10_000 * 10_001 // 2)
     assert prompt_work(LILY, SHAPE, 8)[0].stream_bytes < prompt_work(LILY, SHAPE, 2048)[0].stream_bytes / 3
+
+
+def test_longer_blocks_read_the_weights_less_often() -> None:
+    short, long = (prompt_work(engine, SHAPE, 8192) for engine in (LILY, LILY_TENSOR))
+    assert (len(short), len(long)) == (4, 2)
+    assert sum(c.stream_bytes for c in short) == pytest.approx(2 * sum(c.stream_bytes for c in long))
+    assert sum(c.matrix_operations for c in short) > sum(c.matrix_operations for c in long)
 
 
 def test_the_model_explains_the_published_speeds() -> None:

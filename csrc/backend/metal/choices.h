@@ -2,7 +2,8 @@
 // switches.h.
 //
 // choice                   by                 kernels
-// rows of a block          a sequence's rows  up to kMostRows those named here, beyond them those of rows.h
+// rows of a block          a sequence's rows  up to kMostRows those named here, beyond them those of rows.h;
+//                          GPU, memory        at most block_rows of matrix_path.h, halved to kFewestBlockRows
 // products of many rows    GPU, system        tensor fragments or tiles, simdgroup matrices: matrix_path.h
 // rows of a launch         rows               _m1 _m2 _m4 _m8, the smallest that holds them
 // rows of delta_rule       rows               _m1, else _m8
@@ -23,8 +24,7 @@
 namespace lily::metal {
 
 constexpr int64_t kMostRows = 8;          // of a launch of the few-row kernels
-constexpr int64_t kBlockRows = 2048;      // of a block of one sequence through the kernels of many rows
-constexpr int64_t kFewestBlockRows = 64;  // where memory is short
+constexpr int64_t kFewestBlockRows = 64;  // of a block of one sequence, where memory is short
 
 // The room for rows of the kernel that takes `rows`.
 constexpr int row_room(int64_t rows) { return rows <= 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8; }

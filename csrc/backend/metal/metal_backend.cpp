@@ -205,7 +205,7 @@ class MetalBackend final : public Backend {
     }
 
     // Two blocks, so that one is encoded while the other runs.
-    int64_t chunk() const override { return 2 * kBlockRows; }
+    int64_t chunk() const override { return 2 * block_rows(path_); }
 
     std::map<std::string, uint64_t> memory() const override {
         return {{"limit", needs_->limit},
@@ -249,7 +249,7 @@ class MetalBackend final : public Backend {
     // eighth of what is left beside weights and states, so that memory goes to conversations.
     BufferPlan plan_block(int64_t most_rows) {
         block_rows_ = std::max(kMostRows, most_rows);
-        if (switches_.chunked_prefill) block_rows_ = std::min(block_rows_, kBlockRows);
+        if (switches_.chunked_prefill) block_rows_ = std::min(block_rows_, block_rows(path_));
         const int64_t context = std::max<int64_t>(1, context_);
         const uint64_t others = needs_->fixed() + needs_->states(context) + needs_->partial(context);
         const uint64_t left = needs_->limit - std::min(needs_->limit, others);

@@ -28,7 +28,7 @@ struct Switches {
     bool compressed_weights = true;     // until they are multiplied; off: each matrix expanded before
     bool gpu_routing = true;            // of many rows; off: the host waits and routes
     bool fitted_tiles = true;           // of experts' real rows; off: 64 rows each
-    bool chunked_prefill = true;        // blocks of kBlockRows; off: all rows of a pass
+    bool chunked_prefill = true;        // blocks of block_rows(); off: all rows of a pass
     bool register_scan = true;          // the recurrence of a prompt row by row; off: by blocks of 16
     bool tensor_operations = true;      // many rows by tensor units where there are some
     bool tensor_fragments = true;       // tensor operations on registers; off: on tiles

@@ -18,16 +18,18 @@ class Chip:
         matrix_rate: 16-bit matrix operations per second, two a multiply-add: of the tensor units where there
             are some (measured by others, scaled with the cores), else of the ALUs in fp32, which is the rate
             of simdgroup matrices there.
+        tensor_units: whether the GPU has some.
     """
 
     name: str
     cores: int
     bandwidth: float
     matrix_rate: float
+    tensor_units: bool = False
 
 
-def _chip(name: str, cores: int, gigabytes: float, teraflops: float) -> Chip:
-    return Chip(name, cores, gigabytes * 1e9, teraflops * 1e12)
+def _chip(name: str, cores: int, gigabytes: float, teraflops: float, tensor_units: bool = False) -> Chip:
+    return Chip(name, cores, gigabytes * 1e9, teraflops * 1e12, tensor_units)
 
 
 CHIPS: dict[str, Chip] = {
@@ -46,9 +48,9 @@ CHIPS: dict[str, Chip] = {
     "m4": _chip("M4", 10, 120, 4.3),
     "m4-pro": _chip("M4 Pro", 20, 273, 8.5),
     "m4-max": _chip("M4 Max", 40, 546, 18),
-    "m5": _chip("M5", 10, 153, 15.4),
-    "m5-pro": _chip("M5 Pro", 20, 307, 28),
-    "m5-max": _chip("M5 Max", 40, 614, 56),
+    "m5": _chip("M5", 10, 153, 15.4, True),
+    "m5-pro": _chip("M5 Pro", 20, 307, 28, True),
+    "m5-max": _chip("M5 Max", 40, 614, 56, True),
 }
 """Chips by their name on the command line; the largest GPU of each."""
 

@@ -18,7 +18,7 @@ import numpy
 import numpy.typing
 
 from lily_py.bench.chips import CHIPS, Chip
-from lily_py.bench.metal_work import LILY, PUBLIC, Engine, decode_work, prompt_work
+from lily_py.bench.metal_work import LILY, LILY_TENSOR, PUBLIC, Engine, decode_work, prompt_work
 from lily_py.bench.shapes import SHAPES, ModelShape
 from lily_py.bench.tables import markdown_table
 
@@ -194,4 +194,4 @@ def estimate_report(shape: ModelShape, chip: Chip, contexts: Sequence[int]) -> s
 
 def lily_estimate(shape: ModelShape, chip: Chip, contexts: Sequence[int]) -> list[Estimate]:
     """Return lily's estimated speeds with the calibrated efficiencies."""
-    return estimate(LILY, shape, chip, contexts, calibrate())
+    return estimate(LILY_TENSOR if chip.tensor_units else LILY, shape, chip, contexts, calibrate())

@@ -6,7 +6,7 @@ follow from the shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lily_py.bench.shapes import ModelShape
 
@@ -44,6 +44,8 @@ LILY = Engine(
     "lily", (6, 6), (8, 8), (3, 3), state_passes=2, packed_from=0, chunk=2048, chunk_gdn=14,
     chunk_attention=13,
 )  # fmt: skip
+LILY_TENSOR = replace(LILY, chunk=4096)
+"""On GPUs with tensor units."""
 PUBLIC = Engine(
     "public engine", (14, 10), (18, 12), (5, 5), state_passes=3, packed_from=8192, chunk=4096, chunk_gdn=45,
     chunk_attention=47,

@@ -90,10 +90,18 @@ def test_attention_in_splits_takes_what_is_documented(
 
 
 def test_a_chunk_suits_the_backend_unless_it_is_given(folder: Path) -> None:
-    assert load(folder).chunk == 4096
+    assert load(folder).chunk == 4096  # two blocks
     assert load(folder, backend="cpu").chunk == 512
     assert load(folder, chunk=100).chunk == 100
     assert "for prompts of 1000 rows at a time" in load(folder, max_context=1000).backend
+
+
+def test_blocks_are_longer_where_products_are_fast(sim: Any, folder: Path) -> None:
+    sim.configure(gpu=("applegpu_g17s", 10), macos=(26, 2))
+    for ablate, rows in (((), 4096), (("tensor_operations",), 2048)):
+        model = load(folder, ablate=ablate)
+        assert model.chunk == 2 * rows
+        assert f"for prompts of {rows} rows at a time" in model.backend
 
 
 def test_blocks_shrink_where_memory_is_short_and_the_bytes_stay(sim: Any, folder: Path) -> None:
