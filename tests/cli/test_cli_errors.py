@@ -192,3 +192,24 @@ def test_module_and_closed_pipe() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) == 141
+
+
+def test_a_benchmark_ends_quietly_too() -> None:
+    """`lily bench estimate | head -1` and Ctrl-C."""
+    contexts = ",".join(["256"] * 5000)
+    command = [sys.executable, "-m", "lily", "bench", "estimate", "--chip", "m1", "--contexts", contexts]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 141
+
+
+def test_ctrl_c_ends_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lily_py.bench.main", interrupted)
+    assert cli.main(["bench", "run"]) == 130

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lily_py.cli.arguments import parse
 from lily_py.cli.models import model_hint
@@ -27,20 +27,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here: the benchmarks are a program of their own, which nothing else needs.
         from lily_py.bench import main as bench
 
-        return bench(arguments[1:])
+        return _ended_quietly(lambda: bench(arguments[1:]))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that can't show a character mustn't end an answer.
         sys.stdout.reconfigure(errors="replace")
     options = parse(arguments)
     try:
-        status: int = options.run(options)
-        sys.stdout.flush()
+        status = _ended_quietly(lambda: options.run(options))
     except UsageError as error:
         options.parser.error(str(error))
     except LilyError as error:
         hint = model_hint(options.model) if isinstance(error, CheckpointNotFoundError) else ""
         print(f"lily: error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1
+    return status
+
+
+def _ended_quietly(run: Callable[[], int]) -> int:
+    """Return the exit status of `run`, also where Ctrl-C or a reader that has enough ends it."""
+    try:
+        status = run()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
