@@ -62,7 +62,8 @@ class MetalBackend final : public Backend {
     explicit MetalBackend(const BackendOptions& options)
         : switches_(options.ablate),
           device_(std::make_shared<Device>(options.memory_limit)),
-          context_(options.context) {}
+          context_(options.context),
+          path_(best_path(*device_, switches_)) {}
 
     ~MetalBackend() override {
         for (const auto& pool : pools_) pool->before_growing({});
@@ -80,7 +81,6 @@ class MetalBackend final : public Backend {
     }
 
     void prepare(const Plan& plan) override {
-        path_ = best_path(*device_, switches_);
         kernels_ = std::make_unique<KernelSet>(*device_, switches_, path_);
         for (const std::span<const Op> ops : plan.lists) {
             for (const Op& op : ops) {
@@ -430,7 +430,7 @@ class MetalBackend final : public Backend {
     int64_t block_rows_ = kMostRows;
     int64_t context_;  // that must fit
     std::optional<MemoryNeeds> needs_;
-    MatrixPath path_ = MatrixPath::simdgroup;
+    MatrixPath path_;
     bool tensor_attention_ = false;
     std::string path_problem_, attention_problem_;  // with better ones
     std::unique_ptr<Passes> passes_;

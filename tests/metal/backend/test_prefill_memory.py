@@ -96,10 +96,10 @@ def test_a_chunk_suits_the_backend_unless_it_is_given(folder: Path) -> None:
     assert "for prompts of 1000 rows at a time" in load(folder, max_context=1000).backend
 
 
-def test_blocks_are_longer_where_products_are_fast(sim: Any, folder: Path) -> None:
+def test_blocks_are_longer_where_products_are_fast(sim: Any, long_folder: Path) -> None:
     sim.configure(gpu=("applegpu_g17s", 10), macos=(26, 2))
     for ablate, rows in (((), 4096), (("tensor_operations",), 2048)):
-        model = load(folder, ablate=ablate)
+        model = load(long_folder, ablate=ablate)
         assert model.chunk == 2 * rows
         assert f"for prompts of {rows} rows at a time" in model.backend
 
