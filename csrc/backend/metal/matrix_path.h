@@ -37,8 +37,8 @@ constexpr Tiling tiling(MatrixPath path, uint32_t rows) {
 }
 
 // Of a block of one sequence. A block reads all weights: about 9 % of the time of 2,048 rows on GPUs with
-// tensor units, 4 % on others. It is also what can't be stopped: 2,048 rows of the 35B model take the latter 1
-// to 8 s, 4,096 rows the former 0.7 to 3 s (lily bench estimate).
+// tensor units, 4 % on others. It is also what can't be stopped: 2,048 rows of the 35B model take the latter
+// 1 to 8 s, 4,096 rows the former 0.7 to 3 s (lily bench estimate).
 constexpr int64_t block_rows(MatrixPath path) { return path == MatrixPath::simdgroup ? 2048 : 4096; }
 
 constexpr uint32_t smallest_tile(MatrixPath path) { return path == MatrixPath::simdgroup ? 8 : 16; }
