@@ -144,3 +144,16 @@ def test_half_and_bfloat_round_after_each_operation(sim: Simulator) -> None:
     assert h.array(np.float16)[1] == 0
     assert b.array(np.uint16)[1] == 0x3F81
     assert f.array(np.float32)[1] == f.array(np.float32)[0] * np.float32(0.1)
+
+
+def test_memory_lasts_as_long_as_a_buffer_or_a_view_of_it(sim: Simulator) -> None:
+    before = sim.allocated_bytes()
+    view = sim.buffer(np.arange(4, dtype="u4")).array("u4")
+    assert sim.allocated_bytes() == before + 16
+    np.testing.assert_array_equal(view, range(4))
+    part = view[1:]
+    del view
+    assert sim.allocated_bytes() == before + 16
+    np.testing.assert_array_equal(part, (1, 2, 3))
+    del part
+    assert sim.allocated_bytes() == before

@@ -14,6 +14,7 @@ The same library serves host code in the process, so its counters and diagnostic
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,24 +110,24 @@ def _size(size: Size) -> Any:
 
 
 class Buffer:
-    """Memory of the simulated GPU."""
+    """Memory of the simulated GPU, until `free` or the end of this object and of all views of it."""
 
     def __init__(self, sim: Simulator, length: int, name: str, flags: int) -> None:
         self._sim, self.length, self.name = sim, length, name
         self.handle = sim.api.metalsim_buffer_new(length, name.encode(), flags)
         if not self.handle:
             raise MemoryError(f"no room for {length} bytes in the simulated GPU")
+        self.free = weakref.finalize(self, sim.api.metalsim_buffer_free, self.handle)
+        """Release it; kernel code that touches it later is reported."""
+        self.free.atexit = False
 
     def array(self, dtype: npt.DTypeLike, shape: Size | None = None) -> npt.NDArray[Any]:
         """A view of the contents."""
         address = self._sim.api.metalsim_buffer_contents(self.handle)
         raw = (ctypes.c_char * self.length).from_address(address)
+        raw.owner = self  # type: ignore[attr-defined]
         view: npt.NDArray[Any] = np.frombuffer(memoryview(raw), dtype=dtype)
         return view if shape is None else view.reshape(shape)
-
-    def free(self) -> None:
-        """Release it; kernel code that touches it later is reported."""
-        self._sim.api.metalsim_buffer_free(self.handle)
 
 
 class Library:
