@@ -142,7 +142,8 @@ void full_command_buffers() {
 
     gpu.stream.reset_counts();
     metal::Pass light = gpu.stream.begin("estimated");
-    for (int i = 0; i < 5; ++i) light.launch(gpu.advance, {updates(x), constant(kCount)}, {2}, {32}, 100);
+    const metal::Work work{.read = 50, .written = 50};
+    for (int i = 0; i < 5; ++i) light.launch(gpu.advance, {updates(x), constant(kCount)}, {2}, {32}, work);
     light.commit().wait();
     check(gpu.stream.counts().command_buffers == 1, "an estimate of the work takes the place of the ranges");
 }
