@@ -17,8 +17,6 @@ namespace lily::metal {
 
 constexpr size_t kBinNumbers = 3 * (1024 + 64);  // by bin, by slice of the vocabulary
 
-inline uint32_t divided(uint64_t count, uint64_t by) { return static_cast<uint32_t>((count + by - 1) / by); }
-
 struct Sizes {  // in numbers of four bytes per row
     size_t squares = 0, router_logits = 0, best = 0, logits = 0, scratch = 0;
     size_t normed = 0, mixed = 0, gates = 0, picks = 0, entries = 0, products = 0;

@@ -23,6 +23,11 @@
 
 namespace lily::metal {
 
+// Rounded up.
+constexpr uint32_t divided(uint64_t count, uint64_t by) {
+    return static_cast<uint32_t>((count + by - 1) / by);
+}
+
 constexpr int64_t kMostRows = 8;          // of a launch of the few-row kernels
 constexpr int64_t kFewestBlockRows = 64;  // of a block of one sequence, where memory is short
 
@@ -75,11 +80,8 @@ struct RowSplits {
 
     RowSplits(uint32_t rows, uint32_t tiles, uint32_t pages, uint32_t cells)
         : count(of(pages)), apart(tiles < kFillingTiles && uint64_t{rows} * count <= cells ? count : 1) {}
-    uint32_t launches() const { return apart == 1 ? 1 : 2; }
     // Of so many pages.
-    static constexpr uint32_t of(uint64_t pages) {
-        return static_cast<uint32_t>((pages + kRowSplitPages - 1) / kRowSplitPages);
-    }
+    static constexpr uint32_t of(uint64_t pages) { return divided(pages, kRowSplitPages); }
     // Cells for blocks of at most so many rows of sequences of so many pages: those for which there is memory
     // anyway, but at least those of one walk and of kFewestSplitRows apart.
     static constexpr uint32_t cells(uint32_t rows, uint64_t pages, uint64_t with_memory) {

@@ -39,11 +39,13 @@ METAL_ABLATIONS = {
     "gpu_routing": "the GPU lists rows by expert (without: the host waits and lists them in every layer)",
     "fitted_tiles": "tiles fit the rows of an expert (without: 64 rows each)",
     "register_scan": "a prompt's recurrence row by row in registers (without: by blocks of 16 rows)",
-    "chunked_prefill": "prompts in blocks of 2,048 rows (without: as many as are given at once)",
+    "chunked_prefill": "prompts in blocks of 2,048 or 4,096 rows (without: as many as are given at once)",
 }
 """What is switched off, one at a time."""
 
-COUNTS = ("launches", "stages", "barriers", "command buffers", "bytes read", "bytes written", "multiply-adds")
+_EVENTS = ("launches", "stages", "barriers", "command buffers")
+_MILLIONS = {"bytes read": "MB read", "bytes written": "MB written", "multiply-adds": "M multiply-adds"}
+COUNTS = (*_EVENTS, *_MILLIONS)
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,12 @@ def _counted(model: _core.Model, work: Callable[[], None], times: int) -> tuple[
 
 def cost_table(costs: Sequence[AblationCost], phase: Literal["prompt", "token"]) -> str:
     """Return a Markdown table of one phase, a line for each ablation; multiply-adds are of prompts only."""
-    millions = ["bytes read", "bytes written", *(["multiply-adds"] if phase == "prompt" else [])]
+    millions = {n: title for n, title in _MILLIONS.items() if phase == "prompt" or n != "multiply-adds"}
     rows = []
     for cost in costs:
         of_phase = cost.prompt if phase == "prompt" else cost.token
-        numbers = [f"{of_phase.counts[name]:.0f}" for name in COUNTS[:-3]]
+        numbers = [f"{of_phase.counts[name]:.0f}" for name in _EVENTS]
         numbers += [f"{of_phase.counts[name] / 1e6:,.3f}" for name in millions]
         label = f"`{cost.switched_off}`" if cost.switched_off else "nothing"
         rows.append([label, *numbers, f"{of_phase.tokens_per_second:,.1f}"])
-    titles = ["MB read", "MB written", "M multiply-adds"][: len(millions)]
-    return markdown_table(["switched off", *COUNTS[:-3], *titles, "tok/s"], rows)
+    return markdown_table(["switched off", *_EVENTS, *millions.values(), "tok/s"], rows)

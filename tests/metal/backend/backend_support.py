@@ -61,6 +61,15 @@ def state_bytes(sequence: Any, recurrent: int, attention: int) -> list[bytes]:
     return parts + [part.tobytes() for layer in range(attention) for part in sequence.keys_values(layer)]
 
 
+def prompt(model: Any, shape: Shape, rows: int = 75) -> tuple[Any, list[bytes], dict[str, int]]:
+    """Logits of a prompt's last token, the state's bytes, and what the prompt counted."""
+    sequence, before = model.new_sequence(), model.counts
+    logits = model.forward(sequence, ids_of(shape.vocab, rows))
+    counts = {name: count - before[name] for name, count in model.counts.items()}
+    attention = sum(map(shape.is_attention, range(shape.layers)))
+    return logits, state_bytes(sequence, shape.layers - attention, attention), counts
+
+
 def all_chosen(shape: Shape) -> Shape:
     """The shape with no experts to choose from: every token goes to all of them."""
     return replace(shape, experts=shape.top_k) if shape.is_moe else shape

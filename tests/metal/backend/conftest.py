@@ -12,6 +12,7 @@ import pytest
 from metal_reference import ROOT  # first: makes the metalsim package importable
 
 from metalsim import build, extension  # isort: skip
+from metalsim.simulator import Simulator  # isort: skip
 
 HOST = Path(__file__).resolve().parent / "host"
 DEVICE = ("device", "kernel_library", "submission", "command", "metal_cpp")
@@ -42,3 +43,9 @@ def metal_lily(compiler: Path) -> ModuleType:
     module = importlib.import_module("lily")
     assert Path(module.__file__ or "").is_relative_to(package)
     return module
+
+
+@pytest.fixture
+def fast(metal_lily: ModuleType, loaded_simulator: Simulator) -> None:
+    """Kernels without the checker, but for tests that switch it on."""
+    loaded_simulator.configure(checks=False)

@@ -23,10 +23,7 @@ FUSIONS = tuple(name for name in TECHNIQUES if name.startswith("fused_"))
 FEW_ROWS = ("matrix_prefill",)
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker, but for tests that switch it on."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def exact(folder: Path, *without: str) -> Any:

@@ -19,10 +19,7 @@ PIECES = (12, 1, 8, 3)
 BACKENDS = {"metal": EXACT, "cpu": {"ablate": ("integer_dot",), "kv_dtype": "float32"}}
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker, but for tests that switch it on."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def ids(*tokens: int) -> Any:

@@ -27,10 +27,7 @@ SMOOTH = ("dense", "gdn_ratio3", "family_heads", "kv_ratio6", "interval2", "top_
 BF16 = 0.03  # root mean square of the error over that of the logits
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def logits_of(model: Any, ids: Any, pieces: tuple[int, ...]) -> tuple[Any, Any]:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.mark.slow

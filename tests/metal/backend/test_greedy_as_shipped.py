@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,7 @@ SAME = 0.75  # of the tokens, of one in 320 by chance; 0.795 on `moe`, at least 
 Tiny = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def beside_the_cpu(folder: Path, shape: Shape) -> tuple[Any, NDArray[np.int32], list[int], NDArray[Any]]:

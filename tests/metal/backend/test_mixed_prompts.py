@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_support import EXACT, ids_of, load, state_bytes
+from backend_support import EXACT, ids_of, load, prompt
 from oracles.checkpoints import Quant
 from oracles.reference import Reference
 from oracles.result import TOLERANCES
@@ -46,24 +46,13 @@ PATHS = {
 Tiny = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker, but for tests that switch it on."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def built(tiny: Tiny, name: str, **options: Any) -> tuple[Path, Shape]:
     shape, overrides, _ = MIXTURES[name]
     folder = tiny(shape, "mlx-4bit-g64", dtype="bfloat16", overrides=overrides, **options)
     return folder, shape
-
-
-def prompt(model: Any, shape: Shape, rows: int = 75) -> tuple[Any, list[bytes], dict[str, int]]:
-    """Logits of a prompt's last token, the state's bytes, and what it counted."""
-    sequence, before = model.new_sequence(), model.counts
-    logits = model.forward(sequence, ids_of(shape.vocab, rows))
-    counts = {name: count - before[name] for name, count in model.counts.items()}
-    return logits, state_bytes(sequence, 1, 1), counts
 
 
 @pytest.mark.parametrize("name", MIXTURES)

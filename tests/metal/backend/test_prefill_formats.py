@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +16,7 @@ from oracles.shapes import SHAPES
 MOE = replace(SHAPES["moe"], layers=2, interval=2)
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def test_a_shared_gate_of_another_format_than_the_router_is_a_launch_of_its_own(

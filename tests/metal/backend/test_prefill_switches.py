@@ -6,22 +6,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_support import ids_of, load, state_bytes
-from oracles.shapes import SHAPES, Shape
+from backend_support import ids_of, load, prompt, state_bytes
+from oracles.shapes import SHAPES
 
 SHAPE = SHAPES["moe"]
-ROWS = 75
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 @pytest.fixture
@@ -29,27 +24,18 @@ def folder(tiny: Callable[..., Path]) -> Path:
     return tiny(SHAPE, "mlx-4bit-g64", dtype="bfloat16")
 
 
-def prompt(model: Any, shape: Shape = SHAPE) -> tuple[Any, list[bytes], dict[str, int]]:
-    """Logits of the last token, the state's bytes, and what the prompt counted."""
-    sequence, before = model.new_sequence(), model.counts
-    logits = model.forward(sequence, ids_of(shape.vocab, ROWS))
-    counts = {name: count - before[name] for name, count in model.counts.items()}
-    attention = [shape.is_attention(layer) for layer in range(shape.layers)]
-    return logits, state_bytes(sequence, attention.count(False), attention.count(True)), counts
-
-
 @pytest.mark.parametrize("name", ["compressed_weights", "fitted_tiles"])
 @pytest.mark.parametrize("gpu", [("applegpu_g16s", 9), ("applegpu_g17s", 10)])
 def test_the_bytes_are_the_same(sim: Any, folder: Path, name: str, gpu: Any) -> None:
     sim.configure(checks=False, gpu=gpu, macos=(26, 2))
-    whole, less = prompt(load(folder)), prompt(load(folder, ablate=(name,)))
+    whole, less = prompt(load(folder), SHAPE), prompt(load(folder, ablate=(name,)), SHAPE)
     np.testing.assert_array_equal(less[0], whole[0])
     assert less[1] == whole[1]
 
 
 def test_expanded_weights_are_written_and_read_before_each_product(folder: Path) -> None:
     """A launch more for each matrix: three in a mixer, four in a mixture with a shared expert."""
-    whole, less = prompt(load(folder)), prompt(load(folder, ablate=("compressed_weights",)))
+    whole, less = prompt(load(folder), SHAPE), prompt(load(folder, ablate=("compressed_weights",)), SHAPE)
     mixers = 2 * SHAPE.layers
     assert less[2]["launches"] - whole[2]["launches"] == mixers + 4 * SHAPE.layers
     assert less[2]["bytes written"] > 2 * whole[2]["bytes written"]

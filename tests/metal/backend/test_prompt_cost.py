@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from backend_support import ids_of, load
+from backend_support import load, prompt
 from oracles.shapes import SHAPES
 
 SHAPE = replace(
@@ -35,9 +35,7 @@ def test_no_length_falls_off_a_cliff(
     model = load(tiny(SHAPE, "mlx-4bit-g64", dtype="bfloat16"))
     costs = {}
     for length in LENGTHS:
-        sequence, before = model.new_sequence(), model.counts
-        model.forward(sequence, ids_of(SHAPE.vocab, length))
-        spent = {name: count - before[name] for name, count in model.counts.items()}
+        spent = prompt(model, SHAPE, length)[2]
         assert spent["command buffers"] == 1
         costs[length] = (
             max(spent["bytes read"] + spent["bytes written"], spent["multiply-adds"] / multiply_adds),

@@ -27,10 +27,7 @@ CHUNKS = (64, 256, 4096)
 Tiny = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def fast(metal_lily: ModuleType, loaded_simulator: Any) -> None:
-    """Kernels without the checker."""
-    loaded_simulator.configure(checks=False)
+pytestmark = pytest.mark.usefixtures("fast")
 
 
 def narrow(name: str, heads: int = 2) -> Shape:
